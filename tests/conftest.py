@@ -1,18 +1,17 @@
 """Tiers of tests, and fixtures of the unit tests: virtual time, fake workers, a configuration."""
 
 import gc
-import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import fakes
 import hypothesis
 import pytest
 
@@ -130,22 +129,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     chaos.addoption("--chaos-seconds", type=float, default=45.0, help="how long things go wrong")
 
 
-@pytest.fixture(scope="session")
-def fakes() -> ModuleType:
-    """Return the module ``fakes.py``, by its path: the tests do not form a package."""
-    spec = importlib.util.spec_from_file_location(
-        "marserve_test_fakes", Path(__file__).with_name("fakes.py")
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def loop(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def loop(monkeypatch):
     """Return an event loop that never sleeps; `time.monotonic` returns its time."""
     with_virtual_time = fakes.VirtualLoop()
     monkeypatch.setattr(time, "monotonic", with_virtual_time.time)
@@ -154,13 +139,12 @@ def loop(fakes: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def run(loop: Any) -> Callable[..., Any]:
+def run(loop):
     """Run a coroutine in virtual time; no task may be left."""
-    runner: Callable[..., Any] = loop.run
-    return runner
+    return loop.run
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
+def config(tmp_path):
     """Return the default configuration."""
     return Config(model_store=tmp_path)

@@ -1,20 +1,16 @@
 """Fixtures of a real model version over fake workers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.manifest import Manifest
 from marserve.frontend.archives.archive import Archive
-from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_entry import ModelEntry
-from marserve.frontend.configuration.setting import Fields
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.model_version import ModelVersion, Origin
 from marserve.frontend.serving.stateful.stateful_version import StatefulModelVersion
@@ -39,20 +35,20 @@ def saved_entry(workers: tuple[int, int] = (1, 2), **settings: Any) -> ModelEntr
 
 
 @pytest.fixture
-def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[..., Any]:
+def serve_model(config, tmp_path):
     """A model version whose workers are ready; closed at the end."""
 
     @asynccontextmanager
     async def serve(
-        *lives: Any,
-        archive: Archive | None = None,
-        workers: int = 1,
-        max_workers: int | None = None,
-        metrics: Metrics | None = None,
-        batching: Fields | None = None,
-        origin: Origin | None = None,
-        **changes: Any,
-    ) -> AsyncIterator[ModelVersion]:
+        *lives,
+        archive=None,
+        workers=1,
+        max_workers=None,
+        metrics=None,
+        batching=None,
+        origin=None,
+        **changes,
+    ):
         requested = {"delay": 0.0, **(batching or {})}
         settings = resolve_settings(requested, {}, {}, config, gpus=0, default_workers=1)
         settings = replace(settings, **changes)
@@ -78,10 +74,10 @@ def serve_model(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[.
 
 
 @pytest.fixture
-def ask(fakes: ModuleType) -> Callable[..., asyncio.Task[Any]]:
+def ask():
     """Begin to ask a model; the rest are members of `PredictRequest`."""
 
-    def begin(model: ModelVersion, body: bytes = b"x", **members: Any) -> asyncio.Task[Any]:
+    def begin(model, body=b"x", **members):
         request = fakes.make_request(fakes.make_input(body), **members)
         return asyncio.ensure_future(model.predict(request))
 
@@ -89,10 +85,10 @@ def ask(fakes: ModuleType) -> Callable[..., asyncio.Task[Any]]:
 
 
 @pytest.fixture
-def answers_to(fakes: ModuleType) -> Callable[..., Coroutine[Any, Any, list[bytes]]]:
+def answers_to():
     """Submit a request of rows with these bodies, and wait for their answers."""
 
-    async def answers(model: ModelVersion, *bodies: bytes) -> list[bytes]:
+    async def answers(model, *bodies):
         rows = [fakes.make_input(body) for body in bodies]
         request = fakes.make_request(rows[0])
         return [bytes(answer.body) for answer in await model.predict_all(request, rows)]

@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -543,13 +543,13 @@ StartServer = Callable[..., contextlib.AbstractContextManager[Server]]
 
 
 @pytest.fixture(scope="session")
-def prepare_server(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
+def prepare_server(tmp_path_factory):
     """Make a server that is not started; its processes end with the ``with`` block."""
 
     program = watched_program.make_program(tmp_path_factory.mktemp("program"))
 
     @contextlib.contextmanager
-    def prepare(environment: dict[str, str] | None = None, **properties: str) -> Iterator[Server]:
+    def prepare(environment=None, **properties):
         server = Server(tmp_path_factory.mktemp("s"), environment or {}, properties, program)
         _watched.append(server)
         try:
@@ -561,7 +561,7 @@ def prepare_server(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
 
 
 @pytest.fixture(autouse=True)
-def no_slow_turn() -> Iterator[None]:
+def no_slow_turn():
     """Fail a test during which the event loop of a server had a slow turn."""
     yield
     turns = [turn for server in _watched for turn in watched_program.slow_turns(server.slow_turns)]
@@ -570,11 +570,11 @@ def no_slow_turn() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def start_server(prepare_server: StartServer) -> StartServer:
+def start_server(prepare_server):
     """Run a server for a ``with`` block; if the block does not end it, it must stop cleanly."""
 
     @contextlib.contextmanager
-    def start(*arguments: str, **properties: str) -> Iterator[Server]:
+    def start(*arguments, **properties):
         with prepare_server(**properties) as server:
             server.start(*arguments)
             yield server
@@ -585,17 +585,17 @@ def start_server(prepare_server: StartServer) -> StartServer:
 
 
 @pytest.fixture(scope="session")
-def share_server(prepare_server: StartServer) -> Iterator[StartServer]:
+def share_server(prepare_server):
     """Use a server for a ``with`` block; the next block with the same properties gets it again.
 
     A block gets a server without models and workflows, and reads logs from its own time. Counters
     and settings keep what earlier blocks did: a test that needs them new uses `start_server`.
     """
-    idle: dict[frozenset[tuple[str, str]], Server] = {}
+    idle = {}
     with contextlib.ExitStack() as stack:
 
         @contextlib.contextmanager
-        def share(**properties: str) -> Iterator[Server]:
+        def share(**properties):
             key = frozenset(properties.items())
             if key in idle:
                 server = idle.pop(key)
@@ -614,36 +614,36 @@ def share_server(prepare_server: StartServer) -> Iterator[StartServer]:
 
 
 @pytest.fixture(scope="module")
-def server(share_server: StartServer) -> Iterator[Server]:
+def server(share_server):
     """Return a server without models, which modules use one after the other."""
     with share_server() as shared:
         yield shared
 
 
 @pytest.fixture(scope="session")
-def handlers() -> Path:
+def handlers():
     """Return the folder with the handlers that several tests use."""
     return HANDLERS
 
 
 @pytest.fixture(name="make_archive", scope="session")
-def archive_maker() -> Callable[..., Path]:
+def archive_maker():
     """`make_archive`."""
     return make_archive
 
 
 @pytest.fixture(name="make_workflow", scope="session")
-def workflow_maker() -> Callable[..., Path]:
+def workflow_maker():
     """`make_workflow`."""
     return make_workflow
 
 
 @pytest.fixture
-def install_workflow(server: Server) -> Iterator[Callable[..., str]]:
+def install_workflow(server):
     """Register a workflow under a new name, and return the name; it ends with the test."""
-    names: list[str] = []
+    names = []
 
-    def install(specification: str, handler: str = "", **query: Any) -> str:
+    def install(specification, handler="", **query):
         name = f"w{uuid.uuid4().hex[:8]}"
         archive = make_workflow(server.store, name, specification, handler)
         answer = server.management("POST", "/workflows", params={"url": archive.name, **query})
@@ -657,23 +657,23 @@ def install_workflow(server: Server) -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture(name="wait_for", scope="session")
-def waiter() -> Callable[..., Any]:
+def waiter():
     """`wait_for`."""
     return wait_for
 
 
 @pytest.fixture(scope="session")
-def read_to_end() -> Callable[..., bytes]:
+def read_to_end():
     """`read`."""
     return read
 
 
 @pytest.fixture
-def install(server: Server, handlers: Path, request: pytest.FixtureRequest) -> Callable[..., str]:
+def install(server, handlers, request):
     """Install the lab, or another handler, under a name of this test, and return the name."""
     number = itertools.count()
 
-    def make(config: str = "", handler: str | Path = handlers / "lab.py", **query: Any) -> str:
+    def make(config="", handler=handlers / "lab.py", **query):
         name = f"model-{abs(hash(request.node.name))}-{next(number)}"
         server.install(handler, name, config, **query)
         return name
@@ -682,7 +682,7 @@ def install(server: Server, handlers: Path, request: pytest.FixtureRequest) -> C
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Path:
+def record(tmp_path):
     """Return an empty file to which handlers write."""
     path = tmp_path / "record"
     path.touch()
@@ -690,11 +690,11 @@ def record(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make_gate(tmp_path: Path) -> Iterator[Callable[[], Gate]]:
+def make_gate(tmp_path):
     """Make gates at which handlers wait."""
     with contextlib.ExitStack() as gates:
 
-        def make() -> Gate:
+        def make():
             gate = Gate(tmp_path / f"gate-{uuid.uuid4().hex}")
             gates.callback(gate.close)
             return gate
@@ -703,23 +703,23 @@ def make_gate(tmp_path: Path) -> Iterator[Callable[[], Gate]]:
 
 
 @pytest.fixture
-def gate(make_gate: Callable[[], Gate]) -> Gate:
+def gate(make_gate):
     """Return a gate at which a handler waits."""
     return make_gate()
 
 
 @pytest.fixture
-def background() -> Iterator[Callable[..., "Future[Any]"]]:
+def background():
     """Call a function in a thread."""
     with ThreadPoolExecutor(128) as threads:
         yield threads.submit
 
 
 @pytest.fixture
-def together(background: Callable[..., "Future[Any]"]) -> Callable[..., list[Any]]:
+def together(background):
     """Call several functions at the same time, and return their results in order."""
 
-    def call(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    def call(calls):
         return [future.result(PATIENCE) for future in [background(each) for each in calls]]
 
     return call

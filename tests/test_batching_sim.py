@@ -3,7 +3,7 @@
 import importlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -42,7 +42,7 @@ _MODULES = (
 
 
 @pytest.fixture(scope="module")
-def sim() -> Iterator[SimpleNamespace]:
+def sim():
     """The simulator's modules: a program's, so its folder is on the path only while they load."""
     sys.path.insert(0, str(_FOLDER))
     try:
@@ -94,14 +94,12 @@ def _end(start: float, work: float, pause: tuple[float, float]) -> float:
     costs=st.lists(st.integers(1, 9), min_size=1, max_size=4).map(sorted),
     pause=st.tuples(st.integers(0, 8), st.integers(0, 9)),
 )
-def test_the_optimum_is_that_of_brute_force(
-    sim: SimpleNamespace, gaps: list[int], goal: int, costs: list[int], pause: tuple[int, int]
-) -> None:
+def test_the_optimum_is_that_of_brute_force(sim, gaps, goal, costs, pause):
     """For costs that rise in any way, and a pause."""
     arrivals = np.cumsum(gaps).astype(float)
     start, seconds = pause
 
-    def cost(count: int) -> float:
+    def cost(count):
         return float(costs[count - 1])
 
     pauses = [sim.profiles.Pause(start, seconds)]
@@ -116,19 +114,17 @@ def test_the_optimum_is_that_of_brute_force(
     costs=st.lists(st.integers(1, 9), min_size=1, max_size=3).map(sorted),
     workers=st.integers(1, 3),
 )
-def test_nobody_can_beat_the_bound_for_several_workers(
-    sim: SimpleNamespace, gaps: list[int], goal: int, costs: list[int], workers: int
-) -> None:
+def test_nobody_can_beat_the_bound_for_several_workers(sim, gaps, goal, costs, workers):
     arrivals = np.cumsum(gaps).astype(float)
 
-    def cost(count: int) -> float:
+    def cost(count):
         return float(costs[count - 1])
 
     bound = sim.optimum.fluid_bound(arrivals, goal, cost, len(costs), workers)
     assert bound >= _best_by_force(arrivals.tolist(), goal, cost, len(costs), workers)
 
 
-def test_the_optimum_is_the_same_when_a_bound_of_its_losses_is_known(sim: SimpleNamespace) -> None:
+def test_the_optimum_is_the_same_when_a_bound_of_its_losses_is_known(sim):
     arrivals = sim.workloads.poisson(30.0, 200, 1)
     args = (arrivals, 0.3, lambda count: 0.1 + 0.02 * count, 4)
     found = sim.optimum.most_in_time(*args)
@@ -148,7 +144,7 @@ def test_the_optimum_is_the_same_when_a_bound_of_its_losses_is_known(sim: Simple
         *("trace-like", "flash crowds", "on/off", "generated trace"),
     ],
 )
-def test_workloads_keep_the_rate_and_repeat_themselves(sim: SimpleNamespace, name: str) -> None:
+def test_workloads_keep_the_rate_and_repeat_themselves(sim, name):
     workload = sim.workloads.WORKLOADS[name]
     first, again, other = (workload(200.0, 4000, seed) for seed in (1, 1, 2))
     assert np.array_equal(first, again)
@@ -166,14 +162,14 @@ def test_workloads_keep_the_rate_and_repeat_themselves(sim: SimpleNamespace, nam
         ("on/off", 0.05, 0.4),
     ],
 )
-def test_bursts_are_bursts(sim: SimpleNamespace, name: str, least: float, most: float) -> None:
+def test_bursts_are_bursts(sim, name, least, most):
     arrivals = sim.workloads.WORKLOADS[name](200.0, 8000, 3)
     per_window, _ = np.histogram(arrivals, np.arange(0.0, arrivals[-1], 0.05))
     crowded = per_window[per_window > 2.5 * 200.0 * 0.05].sum() / 8000
     assert least <= crowded <= most
 
 
-def test_a_load_step_has_its_rates(sim: SimpleNamespace) -> None:
+def test_a_load_step_has_its_rates(sim):
     arrivals = sim.workloads.steps((100.0, 1000.0, 100.0), (2.0, 1.0, 2.0), seed=1)
     counts, _ = np.histogram(arrivals, [0.0, 2.0, 3.0, 5.0])
     assert counts == pytest.approx([200, 1000, 200], rel=0.2)
@@ -189,7 +185,7 @@ def _run(sim: SimpleNamespace, contender: Any, arrivals: Sequence[float], **opti
     return simulation.run(clients)
 
 
-def test_timers_ring_in_order_unless_cancelled(sim: SimpleNamespace) -> None:
+def test_timers_ring_in_order_unless_cancelled(sim):
     loop, rung = sim.virtual_time.VirtualLoop(), []
     for delay, name in ((2.0, "late"), (1.0, "a"), (1.0, "b")):
         loop.call_later(delay, rung.append, name)
@@ -199,14 +195,14 @@ def test_timers_ring_in_order_unless_cancelled(sim: SimpleNamespace) -> None:
     assert loop.time() == 2.0
 
 
-def test_a_lone_request_takes_what_its_batch_costs(sim: SimpleNamespace) -> None:
+def test_a_lone_request_takes_what_its_batch_costs(sim):
     for contender in (sim.contenders.TAKE_ALL, sim.contenders.ADAPTIVE, sim.contenders.CORK):
         outcome = _run(sim, contender, [1.0])
         assert outcome.latency == pytest.approx([sim.profiles.GPU.cost(1)])
         assert outcome.good.tolist() == [True]
 
 
-def test_whoever_comes_while_a_batch_runs_is_in_the_next(sim: SimpleNamespace) -> None:
+def test_whoever_comes_while_a_batch_runs_is_in_the_next(sim):
     cost = sim.profiles.GPU.cost
     outcome = _run(sim, sim.contenders.TAKE_ALL, [0.0, 0.001, 0.002])
     assert outcome.sizes.tolist() == [1, 2]
@@ -215,7 +211,7 @@ def test_whoever_comes_while_a_batch_runs_is_in_the_next(sim: SimpleNamespace) -
 
 
 @pytest.mark.parametrize("name", ["TorchServe's window", "BentoML's cork", "adaptive"])
-def test_every_request_has_one_fate_and_the_same_each_time(sim: SimpleNamespace, name: str) -> None:
+def test_every_request_has_one_fate_and_the_same_each_time(sim, name):
     contender = next(item for item in sim.contenders.CONTENDERS if item.name == name)
     arrivals = sim.workloads.bursty(3)(1.5 * sim.profiles.GPU.capacity(), 600, 1)
     first, again = (_run(sim, contender, arrivals, noise=0.15, seed=4) for _ in range(2))
@@ -228,9 +224,7 @@ def test_every_request_has_one_fate_and_the_same_each_time(sim: SimpleNamespace,
 
 
 @pytest.mark.parametrize("clients", [1, 4])
-def test_clients_of_a_closed_loop_wait_for_their_answers(
-    sim: SimpleNamespace, clients: int
-) -> None:
+def test_clients_of_a_closed_loop_wait_for_their_answers(sim, clients):
     simulation = sim.engine.Simulation(
         sim.contenders.TAKE_ALL, sim.profiles.Service(sim.profiles.GPU)
     )
@@ -241,7 +235,7 @@ def test_clients_of_a_closed_loop_wait_for_their_answers(
         assert np.sum((outcome.arrived <= begun) & (ends > begun)) <= clients
 
 
-def test_the_next_request_of_a_distant_client_comes_after_its_way(sim: SimpleNamespace) -> None:
+def test_the_next_request_of_a_distant_client_comes_after_its_way(sim):
     simulation = sim.engine.Simulation(
         sim.contenders.TAKE_ALL, sim.profiles.Service(sim.profiles.GPU)
     )
@@ -250,7 +244,7 @@ def test_the_next_request_of_a_distant_client_comes_after_its_way(sim: SimpleNam
     assert 0.009 <= ways.min() < ways.max() <= 0.011
 
 
-def test_the_jobs_of_a_dead_worker_are_answered_by_others(sim: SimpleNamespace) -> None:
+def test_the_jobs_of_a_dead_worker_are_answered_by_others(sim):
     case = sim.grid.Case("gpu", "Poisson", 0.5, workers=2, outage=5.0, requests=600)
     for contender in (sim.contenders.TAKE_ALL, sim.contenders.ADAPTIVE):
         outcome = case.outcome(contender, 1)
@@ -259,7 +253,7 @@ def test_the_jobs_of_a_dead_worker_are_answered_by_others(sim: SimpleNamespace) 
         assert outcome.turned_away < 0.2
 
 
-def test_a_client_is_no_more_patient_than_it_says(sim: SimpleNamespace) -> None:
+def test_a_client_is_no_more_patient_than_it_says(sim):
     good, of = sim.impatient.run(sim.contenders.ADAPTIVE, sim.profiles.GPU, 1.5, 1, 2000)
     assert len(good) == len(of) == 2000
     patient, impatient = good[of >= 25].mean(), good[of < 25].mean()
@@ -269,7 +263,7 @@ def test_a_client_is_no_more_patient_than_it_says(sim: SimpleNamespace) -> None:
         assert sim.impatient.longest_streak(np.array([*text]) == "1") == longest
 
 
-def test_slowdowns_pass_and_noise_has_the_mean_of_the_profile(sim: SimpleNamespace) -> None:
+def test_slowdowns_pass_and_noise_has_the_mean_of_the_profile(sim):
     profile = sim.profiles.GPU
     slow = sim.profiles.Service(profile, slowdowns=[sim.profiles.Slowdown(5.0, 2.0, 1.0)])
     factors = [slow.seconds(4, moment) / profile.cost(4) for moment in (4.9, 5.0, 5.9, 6.0)]
@@ -281,9 +275,7 @@ def test_slowdowns_pass_and_noise_has_the_mean_of_the_profile(sim: SimpleNamespa
 
 
 @pytest.mark.parametrize("tail", [{"noise": 0.7}, {"pareto": 2.5}, {"bimodal": 10.0}])
-def test_factors_with_a_tail_have_a_mean_of_one(
-    sim: SimpleNamespace, tail: dict[str, float]
-) -> None:
+def test_factors_with_a_tail_have_a_mean_of_one(sim, tail):
     profile = sim.profiles.GPU
     service = sim.profiles.Service(profile, seed=1, **tail)
     factors = [service.seconds(8) / profile.cost(8) for _ in range(20_000)]
@@ -291,7 +283,7 @@ def test_factors_with_a_tail_have_a_mean_of_one(
     assert max(factors) > 5.0
 
 
-def test_a_batch_that_meets_a_pause_ends_so_much_later(sim: SimpleNamespace) -> None:
+def test_a_batch_that_meets_a_pause_ends_so_much_later(sim):
     service = sim.profiles.Service(sim.profiles.GPU, pauses=[sim.profiles.Pause(1.0, 0.5)])
     cost = sim.profiles.GPU.cost(4)
     starts = (0.5, 1.0 - cost / 2, 1.2, 1.5)
@@ -300,14 +292,14 @@ def test_a_batch_that_meets_a_pause_ends_so_much_later(sim: SimpleNamespace) -> 
     )
 
 
-def test_full_batches_are_not_the_best_where_costs_are_no_line(sim: SimpleNamespace) -> None:
+def test_full_batches_are_not_the_best_where_costs_are_no_line(sim):
     for profile in (*sim.profiles.CLIFFS, *sim.profiles.CONVEX):
         full = profile.size / profile.cost(profile.size)
         assert 0.5 * profile.capacity() < full < 0.9 * profile.capacity()
     assert sim.profiles.GPU.capacity(2) == 64 / sim.profiles.GPU.cost(32)
 
 
-def test_cold_starts_are_cold(sim: SimpleNamespace) -> None:
+def test_cold_starts_are_cold(sim):
     """Where batches take longer than the goal nobody can be in time; only who has costs knows."""
     crowd, slow = [0.0] * 200, {"slowdowns": [sim.profiles.Slowdown(0.0, 20.0)]}
     warm, cold = (
@@ -318,7 +310,7 @@ def test_cold_starts_are_cold(sim: SimpleNamespace) -> None:
     assert not cold.refused.any()
 
 
-def test_before_a_goal_is_set_nobody_is_refused(sim: SimpleNamespace) -> None:
+def test_before_a_goal_is_set_nobody_is_refused(sim):
     case = sim.grid.Case("gpu", "Poisson", 1.5, requests=500, uncounted=150)
     moments = case.moments(0)
     simulation = sim.engine.Simulation(
@@ -336,20 +328,20 @@ def test_before_a_goal_is_set_nobody_is_refused(sim: SimpleNamespace) -> None:
 _BOUNDED = ["cliff", "convex", "first", "workers", "pauses", "bursts", "flash", "on-off", "traces"]
 
 
-def test_nobody_beats_the_optimum(sim: SimpleNamespace) -> None:
+def test_nobody_beats_the_optimum(sim):
     case = sim.grid.Case("tight", "MMPP 3", 0.95, requests=300, seeds=1)
     result = sim.grid.run(case, (*sim.grid.names_for(1), sim.grid.OPTIMUM))
     assert min(result.regret(name) for name in sim.grid.names_for(1)) >= 0.0
 
 
 @pytest.mark.parametrize("name", _BOUNDED)
-def test_nobody_beats_the_bound_of_a_group(sim: SimpleNamespace, name: str) -> None:
+def test_nobody_beats_the_bound_of_a_group(sim, name):
     case = sim.groups.cases(name, "tune", repetitions=1, requests=300)[-1]
     result = sim.grid.run(case, sim.groups.GROUPS[name].names(case.workers))
     assert min(result.regret(contender) for contender in result.figures) >= 0.0
 
 
-def test_groups_have_their_sizes_and_seeds_of_their_own(sim: SimpleNamespace) -> None:
+def test_groups_have_their_sizes_and_seeds_of_their_own(sim):
     sizes = {
         "smooth": 60,
         "heavy": 27,
@@ -365,7 +357,7 @@ def test_groups_have_their_sizes_and_seeds_of_their_own(sim: SimpleNamespace) ->
         assert not {*tuned[0].all_seeds} & {*reported[0].all_seeds}
 
 
-def test_a_baseline_is_read_as_it_was_written(sim: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_baseline_is_read_as_it_was_written(sim, tmp_path):
     file = tmp_path / "baseline.json"
     baseline = sim.group_report.Baseline("python", {"tune": {"heavy": {"adaptive": 62.5}}}, [1, 2])
     baseline.write(file)
@@ -378,7 +370,7 @@ def test_a_baseline_is_read_as_it_was_written(sim: SimpleNamespace, tmp_path: Pa
 # -- the other servers' rules ----------------------------------------------------------------------
 
 
-def test_torchserve_counts_its_window_from_the_poll(sim: SimpleNamespace) -> None:
+def test_torchserve_counts_its_window_from_the_poll(sim):
     cost = sim.profiles.GPU.cost
     # The second comes while the first runs, and waits a whole window after that.
     outcome = _run(sim, sim.contenders.TORCHSERVE, [0.0, 0.011])
@@ -391,24 +383,24 @@ def test_torchserve_counts_its_window_from_the_poll(sim: SimpleNamespace) -> Non
     assert outcome.latency[1] == pytest.approx(0.010 + cost(1))
 
 
-def test_torchserve_turns_the_101st_away(sim: SimpleNamespace) -> None:
+def test_torchserve_turns_the_101st_away(sim):
     outcome = _run(sim, sim.contenders.TORCHSERVE, np.linspace(0.0, 0.001, 140))
     # 32 fill the first batch at once; 100 wait.
     assert int(outcome.refused.sum()) == 8
 
 
-def test_take_living_leaves_the_expired_behind(sim: SimpleNamespace) -> None:
+def test_take_living_leaves_the_expired_behind(sim):
     outcome = _run(sim, sim.contenders.TAKE_LIVING, np.linspace(0.0, 0.001, 200))
     assert outcome.shed.any()
     assert not outcome.refused.any()
 
 
-def test_aimd_starts_at_one_and_grows_by_one(sim: SimpleNamespace) -> None:
+def test_aimd_starts_at_one_and_grows_by_one(sim):
     outcome = _run(sim, sim.contenders.AIMD, [0.0] * 10)
     assert outcome.sizes.tolist() == [1, 2, 3, 4]
 
 
-def test_cork_sheds_heads_until_the_line_as_one_batch_suits_the_next(sim: SimpleNamespace) -> None:
+def test_cork_sheds_heads_until_the_line_as_one_batch_suits_the_next(sim):
     gpu = sim.profiles.GPU
     cork = sim.baselines.Cork(gpu.size, gpu.goal, gpu.alpha, gpu.beta)
     line = _Line([0.0, 0.001, 0.030, 0.031], gpu.goal)
@@ -417,7 +409,7 @@ def test_cork_sheds_heads_until_the_line_as_one_batch_suits_the_next(sim: Simple
     assert (plan.shed, plan.take) == (2, 2)
 
 
-def test_cork_fits_a_line_to_its_batches(sim: SimpleNamespace) -> None:
+def test_cork_fits_a_line_to_its_batches(sim):
     gpu = sim.profiles.GPU
     cork = sim.baselines.Cork(gpu.size, gpu.goal)
     for at, count in enumerate((1, 2, 4, 8)):
@@ -457,7 +449,7 @@ class _Sized:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def test_shares_of_an_outcome(sim: SimpleNamespace) -> None:
+def test_shares_of_an_outcome(sim):
     answers = ("good", "late", "refused", "shed")
     client = SimpleNamespace(goal=1.0, loop=None, answered=lambda _: None)
     requests = [sim.clients.Request(float(at), client) for at in range(4)]
@@ -478,9 +470,7 @@ def test_shares_of_an_outcome(sim: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("profile", ["gpu", "tight"])
 @pytest.mark.parametrize("load", [0.8, 0.95, 1.2])
-def test_the_adaptive_policy_stays_close_to_the_optimum(
-    sim: SimpleNamespace, profile: str, load: float
-) -> None:
+def test_the_adaptive_policy_stays_close_to_the_optimum(sim, profile, load):
     """A small part of the grid, with seeds of its own: what it lacks is in hundredths."""
     grid = sim.grid
     case = grid.Case(profile, grid.POISSON, load, requests=1000, seeds=2)
@@ -500,9 +490,7 @@ def test_the_adaptive_policy_stays_close_to_the_optimum(
     ],
 )
 @pytest.mark.parametrize("start", ["adaptive", "adaptive, cold"])
-def test_the_adaptive_policy_stays_close_in_hard_cases(
-    sim: SimpleNamespace, start: str, group: str, place: int, uncounted: int, limit: float
-) -> None:
+def test_the_adaptive_policy_stays_close_in_hard_cases(sim, start, group, place, uncounted, limit):
     """One case of each group, with seeds of its own; costs measured before, or never."""
     requests = 300 if group == "first" else 1000
     case = replace(
@@ -516,21 +504,17 @@ def test_the_adaptive_policy_stays_close_in_hard_cases(
 
 
 @pytest.mark.parametrize(("arrivals", "load"), [("gamma CV 0.5", 0.9), ("Poisson", 0.85)])
-def test_several_workers_near_their_capacity_run_full_batches(
-    sim: SimpleNamespace, arrivals: str, load: float
-) -> None:
+def test_several_workers_near_their_capacity_run_full_batches(sim, arrivals, load):
     case = sim.grid.Case("tight", arrivals, load, workers=4, requests=4000)
     found = [case.outcome(sim.contenders.ADAPTIVE, seed).goodput for seed in (0, 500)]
     assert np.mean(found) >= 0.97
 
 
 @pytest.mark.parametrize("is_busy_at_load", [True, False])
-def test_an_automatic_size_on_a_busy_machine_is_as_good_as_a_given_one(
-    sim: SimpleNamespace, is_busy_at_load: bool
-) -> None:
+def test_an_automatic_size_on_a_busy_machine_is_as_good_as_a_given_one(sim, is_busy_at_load):
     """Small batches wait for a processor as long as large ones do."""
 
-    def answered(contender: Any, size: int, seed: int) -> float:
+    def answered(contender, size, seed):
         profile = sim.profiles.Profile("digits", 0.00024, 0.0016, size, 0.100)
         service = sim.profiles.Service(profile, seed=seed, waits=0.012 if is_busy_at_load else 0.0)
         simulation = sim.engine.Simulation(contender, service)
@@ -550,8 +534,8 @@ def test_an_automatic_size_on_a_busy_machine_is_as_good_as_a_given_one(
     [("flat", 0.3, 2, 0.05), ("gpu", 0.3, 2, 0.02), ("gpu", 0.2, 3, 0.15)],
 )
 def test_a_cold_start_on_a_machine_that_becomes_slower_keeps_its_batches_large(
-    sim: SimpleNamespace, profile: str, load: float, slower: float, limit: float
-) -> None:
+    sim, profile, load, slower, limit
+):
     """Sizes that were first seen on the slow machine seem to have less throughput than others."""
     case = sim.grid.Case(
         profile, sim.grid.POISSON, load, slower=slower, slow_from=0.02, requests=3000
@@ -564,7 +548,7 @@ def test_a_cold_start_on_a_machine_that_becomes_slower_keeps_its_batches_large(
         assert cold >= warm - limit
 
 
-def test_long_requests_do_not_starve_and_cost_few_short_ones(sim: SimpleNamespace) -> None:
+def test_long_requests_do_not_starve_and_cost_few_short_ones(sim):
     """With the cost of a full batch a third of the longest tenth was in time."""
     by_length = sim.by_length
     contender = next(one for one in by_length.CONTENDERS if one.name == "adaptive, by length")
@@ -574,7 +558,7 @@ def test_long_requests_do_not_starve_and_cost_few_short_ones(sim: SimpleNamespac
     assert np.mean([outcome.goodput for outcome, _, _ in runs]) >= 0.87
 
 
-def test_what_a_schedule_by_length_can_reach(sim: SimpleNamespace) -> None:
+def test_what_a_schedule_by_length_can_reach(sim):
     """At a load of 1.3 four fifths of all and half of the longest tenth are out of reach."""
     by_length, curve = sim.by_length, sim.length_bound.curve
     encoder, _, _, _, even, _ = by_length.MODELS
@@ -591,7 +575,7 @@ def test_what_a_schedule_by_length_can_reach(sim: SimpleNamespace) -> None:
     assert all_ - 0.08 < outcome.goodput < all_
 
 
-def test_by_length_ends_where_lengths_do_not_matter(sim: SimpleNamespace) -> None:
+def test_by_length_ends_where_lengths_do_not_matter(sim):
     """Batches of similar lengths are smaller, so that with it fewer were in time."""
     by_length = sim.by_length
     contenders = {one.name: one for one in by_length.CONTENDERS}
@@ -602,13 +586,13 @@ def test_by_length_ends_where_lengths_do_not_matter(sim: SimpleNamespace) -> Non
     assert asked >= in_order - 0.02
 
 
-def test_batches_by_length_pay_where_inputs_are_padded(sim: SimpleNamespace) -> None:
+def test_batches_by_length_pay_where_inputs_are_padded(sim):
     """In time, and for long requests too; and they cost nothing where all are of one length."""
     by_length = sim.by_length
     contenders = {one.name: one for one in by_length.CONTENDERS}
     encoder, _, _, _, even, _ = by_length.MODELS
 
-    def goodput(name: str, model: Any) -> float:
+    def goodput(name, model):
         return float(by_length.run(contenders[name], model, 0.6, 3000, 500)[0].goodput)
 
     in_order = goodput("adaptive, in order", encoder)
@@ -618,9 +602,7 @@ def test_batches_by_length_pay_where_inputs_are_padded(sim: SimpleNamespace) -> 
         assert goodput(name, even) >= goodput("adaptive, in order", even) - 0.005
 
 
-def test_the_adaptive_policy_stays_close_to_the_best_where_costs_have_a_tail(
-    sim: SimpleNamespace,
-) -> None:
+def test_the_adaptive_policy_stays_close_to_the_best_where_costs_have_a_tail(sim):
     found = sim.groups.cases("heavy", "tune", repetitions=2)[4]  # sigma 1, load 0.5
     case = replace(found, first_seed=500, requests=2000)
     assert sim.grid.run(case, sim.groups.GROUPS["heavy"].names(1)).regret("adaptive") <= 0.05
@@ -629,7 +611,7 @@ def test_the_adaptive_policy_stays_close_to_the_best_where_costs_have_a_tail(
 # -- replicas --------------------------------------------------------------------------------------
 
 
-def test_one_queue_is_what_one_replica_is(sim: SimpleNamespace) -> None:
+def test_one_queue_is_what_one_replica_is(sim):
     setup = sim.replicas.Setup(sim.profiles.GPU, sim.contenders.ADAPTIVE, 1, 0.8)
     alone = setup.run(None, 1, 500)
     for router in sim.replicas.ROUTERS.values():
@@ -639,9 +621,7 @@ def test_one_queue_is_what_one_replica_is(sim: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("load", [0.5, 1.5])
-def test_every_request_to_replicas_is_answered_or_refused(
-    sim: SimpleNamespace, load: float
-) -> None:
+def test_every_request_to_replicas_is_answered_or_refused(sim, load):
     setup = sim.replicas.Setup(sim.profiles.GPU, sim.contenders.ADAPTIVE, 3, load, slower=3.0)
     for name, router in sim.replicas.ROUTERS.items():
         for one in (router, sim.replicas.passing_over_full(router, sim.profiles.GPU.goal)):

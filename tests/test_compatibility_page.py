@@ -11,7 +11,6 @@ import ast
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -72,7 +71,7 @@ PROMISED = ("same", "new", "better")
 # -- the page --------------------------------------------------------------------------------------
 
 
-def test_the_doctor_reads_this_very_page() -> None:
+def test_the_doctor_reads_this_very_page():
     """Also where it is installed: then the link is a copy."""
     assert Path(compatibility.__file__).with_name(PAGE.name).resolve() == PAGE.resolve()
 
@@ -116,7 +115,7 @@ def check_elsewhere(*pages: str, code: set[str]) -> None:
     assert {item for item in code if not re.search(rf"{re.escape(item)}(?![\w-])", text)} == set()
 
 
-def test_every_entry_has_names_a_verdict_and_a_reason_where_something_differs() -> None:
+def test_every_entry_has_names_a_verdict_and_a_reason_where_something_differs():
     assert len(entries()) > 100
     assert [entry for entry in entries() if not entry.text or entry.verdict not in VERDICTS] == []
     # What is to come needs no reason; in a list the reasons stand in parentheses.
@@ -126,15 +125,15 @@ def test_every_entry_has_names_a_verdict_and_a_reason_where_something_differs() 
     assert [item for item in no_effect if "(" not in item.note] == []
 
 
-def test_no_name_has_two_verdicts_in_one_group() -> None:
-    seen: dict[tuple[str, str, str], Entry] = {}
+def test_no_name_has_two_verdicts_in_one_group():
+    seen = {}
     for entry in entries():
         for name in entry.names:
             earlier = seen.setdefault((entry.section, entry.group, name), entry)
             assert earlier == entry, f"{name} stands twice in {entry.section} {entry.group}"
 
 
-def test_a_star_stands_only_in_what_is_not_promised() -> None:
+def test_a_star_stands_only_in_what_is_not_promised():
     starred = [entry for entry in entries() for name in entry.names if "_*" in name]
     assert [item for item in starred if item.verdict in PROMISED] == []
 
@@ -142,7 +141,7 @@ def test_a_star_stands_only_in_what_is_not_promised() -> None:
 @pytest.mark.parametrize(
     "page", ["README.md", *(f"docs/{item.name}" for item in sorted(PAGE.parent.glob("*.md")))]
 )
-def test_links_of_a_page_lead_somewhere(page: str) -> None:
+def test_links_of_a_page_lead_somewhere(page):
     path = ROOT / page
     for file, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", without_code(path)):
         target = path.parent / file if file else path
@@ -168,7 +167,7 @@ def supported() -> set[str]:
     return set(loading.KEYS)
 
 
-def test_configuration_keys() -> None:
+def test_configuration_keys():
     known = supported() | unread_keys.WITHOUT_EFFECT.keys() | unread_keys.RECORDS
     check(KEYS, code=set(known))
     names = {item for item in named(KEYS) if "*" not in item}
@@ -177,14 +176,14 @@ def test_configuration_keys() -> None:
         assert any(fnmatchcase(item, stars) for item in known), f"{stars} is no key"
 
 
-def test_the_verdicts_of_keys_are_those_of_the_code() -> None:
+def test_the_verdicts_of_keys_are_those_of_the_code():
     promised, later = named(KEYS, verdicts=PROMISED), named(KEYS, verdicts=("later",))
     assert promised - supported() - unread_keys.RECORDS == set()
     assert {item for item in supported() if stands_on(later, item)} == set()
     assert unread_keys.WITHOUT_EFFECT.keys() - named(KEYS, verdicts=("refused",)) == set()
 
 
-def test_members_of_models_and_of_snapshots() -> None:
+def test_members_of_models_and_of_snapshots():
     of_models = {*models_key.KINDS, *models_key.BYSTANDERS}
     chosen = {row.attribute: None for row in saved_models.SAVED}
     saved = replace(
@@ -200,7 +199,7 @@ def test_members_of_models_and_of_snapshots() -> None:
     check("models and snapshots", code=set(code), without=files)
 
 
-def test_environment_variables() -> None:
+def test_environment_variables():
     read = set(re.findall(r'environ(?:ment)?(?:\.get\(|\[)"([A-Z][A-Z0-9_]+)"', sources()))
     read |= set(re.findall(r'"([A-Z][A-Z0-9_]+)" (?:not )?in os\.environ', sources()))
     given = set(re.findall(r'"((?:TS|OMP|LOG|LOCAL)_?[A-Z_]+)": ', sources()))
@@ -219,7 +218,7 @@ def test_environment_variables() -> None:
     assert {loading._variable_name(key) for key in irregular} - named(section) == set()
 
 
-def test_keys_that_no_variable_overrides() -> None:
+def test_keys_that_no_variable_overrides():
     text = PAGE.read_text(encoding="utf-8").partition("## Environment variables")[2]
     sentence = text.partition("but")[2].partition(":")[0]
     names = set(re.findall(r"`(\w+)`", sentence))
@@ -247,13 +246,13 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
         ("ts.llm_launcher", llm_launcher.build_parser),
     ],
 )
-def test_options(group: str, build: Callable[[], argparse.ArgumentParser]) -> None:
+def test_options(group, build):
     options, heading = options_of(build()), f"Command line: {group}"
     without = {item for item in named(heading) if not item.startswith("-")}
     check(heading, code=options, without=without)
 
 
-def test_options_of_the_bench_stand_on_its_page() -> None:
+def test_options_of_the_bench_stand_on_its_page():
     options = options_of(bench_options.build_parser()) - {"-h", "--help"}
     check_elsewhere("bench.md", "bench-reports.md", code=options)
 
@@ -298,7 +297,7 @@ def first_segment(path: str) -> str:
     return ANY_OTHER if first.startswith("{") else first
 
 
-def test_every_table_of_routes_is_looked_at() -> None:
+def test_every_table_of_routes_is_looked_at():
     makers = {name for name in vars(rest_endpoints) if name.endswith("_routes")}
     known = {
         inference_routes,
@@ -318,14 +317,14 @@ def test_every_table_of_routes_is_looked_at() -> None:
     assert makers == {item.__name__ for item in known}
 
 
-def test_routes() -> None:
+def test_routes():
     on_page = {first_segment(path) for _, path in endpoints()}
     assert routes() - on_page == set()
     promised = {first_segment(path) for _, path in endpoints(*PROMISED)}
     assert promised - routes() == set()
 
 
-def test_endpoints() -> None:
+def test_endpoints():
     assert documented() - endpoints() == set(), "missing from the page"
     paths = {path for _, path in documented()}
     promised = {
@@ -336,7 +335,7 @@ def test_endpoints() -> None:
     assert promised - documented() == set(), "promised, but not in the code"
 
 
-def test_query_parameters() -> None:
+def test_query_parameters():
     apis = ["Inference", "Management", "Metrics"]
     document = describe_listener(apis, open_inference=True)
     operations = [operation for of in document["paths"].values() for operation in of.values()]
@@ -347,7 +346,7 @@ def test_query_parameters() -> None:
     )
 
 
-def test_members_of_a_description() -> None:
+def test_members_of_a_description():
     document = describe_listener(["Management"])
     schemas = document["components"]["schemas"]
     of_model = schemas["Model"]["properties"]
@@ -360,14 +359,14 @@ def test_members_of_a_description() -> None:
         check_elsewhere("performance-options.md", code=set(schemas[name]["properties"]))
 
 
-def test_headers_of_answers() -> None:
+def test_headers_of_answers():
     names = named("Requests and answers: answers", verdicts=PROMISED)
     headers = {name.partition(":")[0].lower() for name in names}
     written = sources().lower()
     assert {name for name in headers if name not in written} == set()
 
 
-def test_errors() -> None:
+def test_errors():
     classes = [var for var in vars(errors).values() if isinstance(var, type)]
     own = [item for item in classes if issubclass(item, errors.ServeError)]
     code = {f"{item.status} {item.wire_type}" for item in own}
@@ -391,7 +390,7 @@ class Recorder(dict[str, Any]):
         return super().get(key, default)
 
 
-def test_model_config_yaml(tmp_path: Path) -> None:
+def test_model_config_yaml(tmp_path):
     torchrun = Recorder()
     model_yaml = Recorder(torchrun=torchrun)
     settings = Config(model_store=tmp_path)
@@ -400,8 +399,8 @@ def test_model_config_yaml(tmp_path: Path) -> None:
     check("model-config.yaml: under torchrun", code=torchrun.asked)
 
 
-def test_thresholds_of_autoscale(tmp_path: Path) -> None:
-    def autoscaling(**thresholds: int) -> Autoscaling | None:
+def test_thresholds_of_autoscale(tmp_path):
+    def autoscaling(**thresholds):
         found = {"autoscale": thresholds}
         config = Config(model_store=tmp_path)
         return resolve_settings({}, found, {}, config, gpus=0, default_workers=0).autoscale
@@ -414,11 +413,11 @@ def test_thresholds_of_autoscale(tmp_path: Path) -> None:
     assert None not in {autoscaling(**{name: 7}) for name in names}
 
 
-def test_manifest() -> None:
+def test_manifest():
     check("Archives: manifest", code={*manifest._MODEL_KEYS.values(), *manifest._TOP_KEYS.values()})
 
 
-def test_metrics_yaml() -> None:
+def test_metrics_yaml():
     code = inspect.getsource(inspect.getmodule(load_metrics_config) or ts)
     members = set(re.findall(r'entry\.get\("(\w+)"', code))
     sections = set(re.findall(r'_section\(sections, "(\w+)"', code))
@@ -428,7 +427,7 @@ def test_metrics_yaml() -> None:
 # -- metrics and logs ------------------------------------------------------------------------------
 
 
-def test_metrics_of_the_server() -> None:
+def test_metrics_of_the_server():
     own = set(
         re.findall(
             r'"(marserve_\w+)"',
@@ -440,24 +439,24 @@ def test_metrics_of_the_server() -> None:
     check("Metrics: of the server", code=own | load_metrics_config().ts.keys())
 
 
-def test_metrics_of_handlers() -> None:
+def test_metrics_of_handlers():
     stages = {f"ts_handler_{stage}" for stage in ("preprocess", "inference", "postprocess")}
     assert 'f"ts_handler_{' in sources("handlers/timer.py")
     built_in = set(load_metrics_config().model)
     check("Metrics: of handlers", code=built_in | stages, without={"[METRICS]"})
 
 
-def test_log_files(tmp_path: Path) -> None:
+def test_log_files(tmp_path):
     with configure_logging(tmp_path / "logs", tmp_path / "metrics"):
         code = {path.name for path in tmp_path.rglob("*.log")}
     check("Logs: files", code=code)
 
 
-def test_loggers() -> None:
+def test_loggers():
     check("Logs: loggers", code={name for name in logger_levels() if "." not in name})
 
 
-def test_log_lines_are_written_somewhere() -> None:
+def test_log_lines_are_written_somewhere():
     for line in named("Logs: lines", verdicts=PROMISED):
         for piece in filter(None, map(str.strip, re.split(r"<[^>]*>", line))):
             assert piece in sources(), f"nothing writes {line!r}"
@@ -468,7 +467,7 @@ def test_log_lines_are_written_somewhere() -> None:
 # -- handlers --------------------------------------------------------------------------------------
 
 
-def test_what_handlers_read_of_the_yaml() -> None:
+def test_what_handlers_read_of_the_yaml():
     for name in named("model-config.yaml: read by handlers", verdicts=PROMISED):
         for part in name.split("."):
             assert f'"{part}"' in sources("handlers"), f"no handler reads {name}"
@@ -476,13 +475,13 @@ def test_what_handlers_read_of_the_yaml() -> None:
     check_elsewhere("performance-options.md", code=members)
 
 
-def test_launcher() -> None:
+def test_launcher():
     functions = inspect.getmembers(launcher, inspect.isfunction)
     own = {name for name, item in functions if item.__module__ == launcher.__name__}
     check("Command line: ts.launcher", code={name for name in own if not name.startswith("_")})
 
 
-def test_import_names() -> None:
+def test_import_names():
     heading = "Import names: "
     assert {"ts", *ts._TARGETS} - named(heading) == set(), "missing from the page"
     for name in sorted(named(heading, verdicts=PROMISED)):
@@ -508,21 +507,21 @@ def public(thing: object) -> set[str]:
         ("context.metrics", MetricsStore),
     ],
 )
-def test_what_handlers_call(group: str, thing: object) -> None:
+def test_what_handlers_call(group, thing):
     check(f"Handlers: {group}", code=public(thing))
 
 
-def test_metric_objects() -> None:
+def test_metric_objects():
     check("Handlers: metrics", code=public(CachingMetric) | public(Metric) | {"to_dict"})
 
 
-def test_utilities() -> None:
+def test_utilities():
     of_service = {"PREDICTION_METRIC", "Service", "create_predict_response", "emit_metrics"}
     assert of_service <= set(dir(offline_service))
     check("Import names: helpers", code=set(utils.__all__) | of_service)
 
 
-def test_methods_of_the_base_handler() -> None:
+def test_methods_of_the_base_handler():
     # Read, not imported: it loads torch.
     source = sources("handlers/base_handler.py")
     tree = list(ast.walk(ast.parse(source + sources("handlers/model_files.py"))))
@@ -535,7 +534,7 @@ def test_methods_of_the_base_handler() -> None:
     assert names - methods - suffixes - flags == set()
 
 
-def test_built_in_handlers() -> None:
+def test_built_in_handlers():
     heading = "Handlers: shipped"
     assert {*archiver.BUILT_IN_HANDLERS, *archiver.BUILT_IN_LSP_HANDLERS} - named(heading) == set()
     for name in named(heading, verdicts=PROMISED):
@@ -543,7 +542,7 @@ def test_built_in_handlers() -> None:
             assert importlib.util.find_spec(f"ts.torch_handler.{name}") is not None
 
 
-def test_request_envelopes() -> None:
+def test_request_envelopes():
     prefix = "ts.torch_handler.request_envelope."
     found = {target.removeprefix(prefix) for target in ts._TARGETS if target.startswith(prefix)}
     check("Handlers: envelopes", code=found - {"base"})

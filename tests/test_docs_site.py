@@ -8,7 +8,6 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from html import unescape
 from pathlib import Path
@@ -30,7 +29,7 @@ DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     pytest.importorskip("sphinx")
     target = tmp_path_factory.mktemp("site")
     # As `make docs` does, and without what earlier builds left.
@@ -57,7 +56,7 @@ def text_of(site: Path, page: str) -> str:
     return unescape(re.sub(r"<[^>]+>", " ", re.sub(inline, "", body)))
 
 
-def test_every_page_is_there_with_a_title_and_leads_to_the_others(site: Path) -> None:
+def test_every_page_is_there_with_a_title_and_leads_to_the_others(site):
     for page in pages():
         html = (site / f"{page}.html").read_text(encoding="utf-8")
         assert re.search(r"<title>[^<]*\w[^<]*</title>", html), page
@@ -67,7 +66,7 @@ def test_every_page_is_there_with_a_title_and_leads_to_the_others(site: Path) ->
     assert set(pages()) - linked == {"index"}
 
 
-def test_only_a_clone_says_how_to_get_the_generated_text(site: Path) -> None:
+def test_only_a_clone_says_how_to_get_the_generated_text(site):
     for source in sorted((DOCS / "reference").glob("*.md")):
         sentence, mark = "make docs writes", "<!-- generated"
         text = source.read_text(encoding="utf-8").replace("`", "")
@@ -113,30 +112,30 @@ def of_commands() -> set[str]:
         ("environment", lambda: {"TS_INFERENCE_ADDRESS", "TS_TOKEN_EXPIRATION_TIME_MIN"}),
     ],
 )
-def test_the_reference_has_each_name(page: str, names: Callable[[], set[str]], site: Path) -> None:
+def test_the_reference_has_each_name(page, names, site):
     text, wanted = text_of(site, f"reference/{page}"), names()
     assert wanted
     assert {name for name in wanted if not re.search(rf"{re.escape(name)}(?!\w)", text)} == set()
 
 
-def test_keys_and_settings_can_be_linked(site: Path) -> None:
+def test_keys_and_settings_can_be_linked(site):
     html = (site / "reference" / "configuration.html").read_text(encoding="utf-8")
     anchors = {key.replace("_", "-") for key in KEYS}
     assert {anchor for anchor in anchors if f'id="{anchor}"' not in html} == set()
 
 
-def test_files_of_the_repository_are_shown(site: Path) -> None:
+def test_files_of_the_repository_are_shown(site):
     html = (site / "reference" / "configuration.html").read_text(encoding="utf-8")
     assert 'href="../files/config.properties.html"' in html
     assert "max_request_size" in text_of(site, "files/config.properties")
 
 
-def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+def test_the_site_loads_nothing_from_elsewhere(site):
     start = (site / "index.html").read_text(encoding="utf-8")
     assert re.findall(r'(?:src|<link[^>]* href)="https?:[^"]*"', start) == []
 
 
-def test_words_are_found(site: Path) -> None:
+def test_words_are_found(site):
     assert '"max_batch_delay"' in (site / "searchindex.js").read_text(encoding="utf-8")
 
 
@@ -149,7 +148,7 @@ def test_words_are_found(site: Path) -> None:
         ("[there](https:/nobody)", "web address"),
     ],
 )
-def test_a_link_that_leads_nowhere_fails_the_build(link: str, problem: str, tmp_path: Path) -> None:
+def test_a_link_that_leads_nowhere_fails_the_build(link, problem, tmp_path):
     pytest.importorskip("sphinx")
     pages = tmp_path / "docs"
     pages.mkdir()

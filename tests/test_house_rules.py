@@ -45,7 +45,7 @@ def run_python(code: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 # -- packages --------------------------------------------------------------------------------------
 
 
-def test_every_folder_with_python_in_it_is_a_package_of_the_wheel() -> None:
+def test_every_folder_with_python_in_it_is_a_package_of_the_wheel():
     on_disk = {
         path.parent.relative_to(ROOT)
         for top in ("frontend", "backend", "handlers", "tools")
@@ -54,7 +54,7 @@ def test_every_folder_with_python_in_it_is_a_package_of_the_wheel() -> None:
     assert set(folders_of_packages().values()) == on_disk
 
 
-def test_every_data_file_of_a_package_is_in_the_wheel() -> None:
+def test_every_data_file_of_a_package_is_in_the_wheel():
     folders = folders_of_packages()
     packed = {
         file
@@ -71,14 +71,14 @@ def test_every_data_file_of_a_package_is_in_the_wheel() -> None:
     assert packed == on_disk
 
 
-def test_every_package_has_an_init_file() -> None:
+def test_every_package_has_an_init_file():
     missing = [name for name, folder in folders_of_packages().items()
                if not (ROOT / folder / "__init__.py").is_file()]  # fmt: skip
     assert missing == ["marserve"]  # a namespace, so that other folders can be mapped into it
 
 
 @pytest.mark.parametrize("folder", ["frontend", "backend", "handlers", "tools"])
-def test_a_room_cannot_be_imported_by_its_bare_folder_name(folder: str) -> None:
+def test_a_room_cannot_be_imported_by_its_bare_folder_name(folder):
     done = run_python(f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {folder}")
     assert done.returncode == 1
     assert f"import marserve.{folder}" in done.stderr
@@ -106,14 +106,14 @@ def test_a_room_cannot_be_imported_by_its_bare_folder_name(folder: str) -> None:
         ("marserve.__main__", {"argparse", "marserve.frontend.cli", "torch"}),
     ],
 )
-def test_a_program_carries_no_more_than_it_needs(module: str, heavy: set[str]) -> None:
+def test_a_program_carries_no_more_than_it_needs(module, heavy):
     """spawn imports the main module again in each worker, and a worker is started in a blink."""
     done = run_python(f"import sys, {module}; print(*sys.modules)")
     assert done.returncode == 0, done.stderr
     assert heavy & set(done.stdout.split()) == set()
 
 
-def test_no_two_purposes_share_the_threads_of_asyncio() -> None:
+def test_no_two_purposes_share_the_threads_of_asyncio():
     """Where those of one hang, the others wait; and the interpreter's end waits for all of them."""
     using = [
         path.relative_to(ROOT)
@@ -123,7 +123,7 @@ def test_no_two_purposes_share_the_threads_of_asyncio() -> None:
     assert using == []
 
 
-def test_the_frontend_measures_the_host_in_one_place() -> None:
+def test_the_frontend_measures_the_host_in_one_place():
     """There a file of /proc that is blank ends nothing."""
     measuring = re.compile(
         r"psutil\.(virtual_memory|cpu_\w+|disk_usage|getloadavg)|\.memory_info\("
@@ -133,7 +133,7 @@ def test_the_frontend_measures_the_host_in_one_place() -> None:
     assert found == {"frontend/measurements.py"}
 
 
-def test_only_the_registration_changes_the_registry() -> None:
+def test_only_the_registration_changes_the_registry():
     changes = re.compile(
         r"registry\.(?:(?:add|replace|remove|set_default)\("
         r"|is_leaving = |catalog_progress(?:\.awaited\.\w+\(|\.\w+ = | = )"
@@ -155,7 +155,7 @@ def test_only_the_registration_changes_the_registry() -> None:
 # -- configuration ---------------------------------------------------------------------------------
 
 
-def test_every_key_stands_in_the_sample_configuration_once_and_no_other_does() -> None:
+def test_every_key_stands_in_the_sample_configuration_once_and_no_other_does():
     text = (ROOT / "config.properties").read_text(encoding="utf-8")
     names = re.findall(r"^#?([a-z_]+)=", text, re.MULTILINE)
     not_keys = {"debugged", "notes", "texts", "warnings", "is_snapshot_found", "platform"}
@@ -167,7 +167,7 @@ def test_every_key_stands_in_the_sample_configuration_once_and_no_other_does() -
 # -- documentation ---------------------------------------------------------------------------------
 
 
-def test_no_text_installs_the_package_by_name_until_there_is_a_release() -> None:
+def test_no_text_installs_the_package_by_name_until_there_is_a_release():
     code = (path for folder in ("frontend", "tools") for path in (ROOT / folder).rglob("*.py"))
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *code]
     names = r"pip install (?:-\S+ )*[\"']?marserve\b"
@@ -189,21 +189,19 @@ def tree() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("error", error_classes())
-def test_every_error_has_a_status_a_wire_word_and_a_branch_in_the_tree(
-    error: type[ServeError],
-) -> None:
+def test_every_error_has_a_status_a_wire_word_and_a_branch_in_the_tree(error):
     assert 400 <= error.status <= 599
     assert re.fullmatch(r"[A-Z]\w+Exception", error.wire_type)
     assert tree()[error.__name__] in ("any", str(error.status))
 
 
-def test_the_tree_of_errors_has_no_dead_branch() -> None:
+def test_the_tree_of_errors_has_no_dead_branch():
     assert tree().keys() == {error_class.__name__ for error_class in error_classes()}
 
 
 # -- workers ---------------------------------------------------------------------------------------
 
 
-def test_the_table_of_a_workers_states_is_total() -> None:
+def test_the_table_of_a_workers_states_is_total():
     assert TRANSITIONS.keys() == set(WorkerState)
     assert set[WorkerState]().union(*TRANSITIONS.values()) <= set(WorkerState)

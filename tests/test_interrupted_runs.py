@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,12 +27,12 @@ def test_with_a_process():
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., tuple["subprocess.Popen[str]", psutil.Process]]]:
+def run(tmp_path):
     """Start a run as ``&`` of a shell does, and wait until its test has started a process."""
 
     with ExitStack() as runs:
 
-        def run() -> tuple["subprocess.Popen[str]", psutil.Process]:
+        def run():
             module = tmp_path / "test_slow.py"
             module.write_text(MODULE)
             process = subprocess.Popen(
@@ -52,13 +51,13 @@ def run(tmp_path: Path) -> Iterator[Callable[..., tuple["subprocess.Popen[str]",
         yield run
 
 
-def test_a_killed_run_leaves_no_process(run: Callable[..., tuple]) -> None:
+def test_a_killed_run_leaves_no_process(run):
     process, child = run()
     process.kill()
     wait_for(lambda: not child.is_running() or child.status() == "zombie")
 
 
-def test_an_interrupted_run_prints_its_summary(run: Callable[..., tuple]) -> None:
+def test_an_interrupted_run_prints_its_summary(run):
     process, child = run()
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=60)

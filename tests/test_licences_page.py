@@ -46,7 +46,7 @@ def with_what_they_bring(wanted: Iterable[Requirement]) -> set[str]:
     return names
 
 
-def test_every_package_of_the_server_is_listed_and_no_other() -> None:
+def test_every_package_of_the_server_is_listed_and_no_other():
     core = with_what_they_bring(requirements(SETUP["options"]["install_requires"]))
     listed = dict.fromkeys(core, "core")
     for extra in ("grpc", "s3", "tls", "otel"):
@@ -56,13 +56,13 @@ def test_every_package_of_the_server_is_listed_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("extra", ["vision", "bench", "demo", "docs"])
-def test_every_package_of_an_extra_is_listed_and_no_other(extra: str) -> None:
+def test_every_package_of_an_extra_is_listed_and_no_other(extra):
     listed = {name for name, with_extra in rows(TOOLS).items() if with_extra == extra}
     assert listed == {each.name for each in requirements(EXTRAS[extra])}
 
 
 @pytest.mark.parametrize("name", rows(SERVER))
-def test_no_package_of_the_server_has_a_licence_that_spreads(name: str) -> None:
+def test_no_package_of_the_server_has_a_licence_that_spreads(name):
     described = metadata.metadata(name)
     fields = ("License", "License-Expression", "Classifier")
     said = [text for field in fields for text in described.get_all(field) or []]
@@ -71,14 +71,14 @@ def test_no_package_of_the_server_has_a_licence_that_spreads(name: str) -> None:
     assert not re.search(r"\bA?GPL|GNU (Affero )?General", "\n".join(licences))
 
 
-def test_every_vendored_file_is_listed_with_its_hash_and_no_other() -> None:
+def test_every_vendored_file_is_listed_with_its_hash_and_no_other():
     listed = dict(re.findall(r"^SHA-256 of `(.+)`: `(.+)`\.$", DASHBOARD, re.MULTILINE))
     files = {path.name: path.read_bytes() for path in VENDORED.glob("*.js")}
     assert listed == {name: hashlib.sha256(text).hexdigest() for name, text in files.items()}
     assert sum(len(gzip.compress(text)) for text in files.values()) <= 30_000
 
 
-def test_the_licences_of_vendored_files_come_with_them() -> None:
+def test_the_licences_of_vendored_files_come_with_them():
     texts = {path.name: path.read_text() for path in VENDORED.glob("*.LICENSE.txt")}
     assert texts.keys() == {"htm.LICENSE.txt", "preact.LICENSE.txt"}
     assert "Apache License" in texts["htm.LICENSE.txt"]

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +18,7 @@ _MODULES = ("cases", "contest", "contract", "page", "results", "roster", "runnin
 
 
 @pytest.fixture(scope="module")
-def peers() -> Iterator[SimpleNamespace]:
+def peers():
     """The program's modules: its folders are on the path only while they load."""
     folders = [str(_BENCHMARKS / "peers"), str(_BENCHMARKS)]
     before = set(sys.modules)
@@ -52,7 +51,7 @@ Transfer/sec:     25.50MB
 """
 
 
-def test_reads_rate_and_percentiles_in_their_units(peers: SimpleNamespace) -> None:
+def test_reads_rate_and_percentiles_in_their_units(peers):
     measured = peers.wrk.parse(_REPORT.format(errors=""))
     assert measured.rate == 22610.55
     assert measured.p50_ms == pytest.approx(0.611)
@@ -69,7 +68,7 @@ def test_reads_rate_and_percentiles_in_their_units(peers: SimpleNamespace) -> No
         "",
     ],
 )
-def test_a_run_with_errors_is_no_number(peers: SimpleNamespace, report: str) -> None:
+def test_a_run_with_errors_is_no_number(peers, report):
     with pytest.raises(peers.wrk.LoadFailed):
         peers.wrk.parse(report)
 
@@ -86,13 +85,7 @@ def _hanging_wrk(directory: Path) -> str:
     ("has_wrk", "symptom"),
     [(True, "wrk did not come to an end"), (False, "it gave no answer for 0.4 s")],
 )
-def test_a_server_that_never_answers_fails_alone(
-    peers: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    has_wrk: bool,
-    symptom: str,
-) -> None:
+def test_a_server_that_never_answers_fails_alone(peers, tmp_path, monkeypatch, has_wrk, symptom):
     monkeypatch.setattr(peers.wrk, "_PROGRAM", _hanging_wrk(tmp_path) if has_wrk else None)
     monkeypatch.setattr(peers.wrk, "_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(peers.wrk, "_GRACE_SECONDS", 0.1)
@@ -116,7 +109,7 @@ def _turns(peers: SimpleNamespace, *values: tuple[float, float]) -> list[object]
     return [peers.results.Turn(rate, 1.0, p99, 10.0) for rate, p99 in values]
 
 
-def test_ratios_are_taken_round_by_round(peers: SimpleNamespace) -> None:
+def test_ratios_are_taken_round_by_round(peers):
     turns = {
         ("key", "marserve"): _turns(peers, (100, 1), (300, 1)),
         ("key", "slow"): _turns(peers, (50, 1), (100, 1)),
@@ -130,7 +123,7 @@ def test_ratios_are_taken_round_by_round(peers: SimpleNamespace) -> None:
     assert peers.results.ahead_of_us([case], turns) == ["fast 2 times in “title”"]
 
 
-def test_at_an_equal_load_the_tail_is_compared(peers: SimpleNamespace) -> None:
+def test_at_an_equal_load_the_tail_is_compared(peers):
     turns = {
         ("key", "marserve"): _turns(peers, (100, 2)),
         ("key", "other"): _turns(peers, (100, 5)),
@@ -139,7 +132,7 @@ def test_at_an_equal_load_the_tail_is_compared(peers: SimpleNamespace) -> None:
     assert (other.ratios, other.verdict) == ([2.5], "≥ 2: met")
 
 
-def test_who_drops_out_is_not_in_the_table(peers: SimpleNamespace) -> None:
+def test_who_drops_out_is_not_in_the_table(peers):
     turns = {
         ("key", "marserve"): _turns(peers, (100, 1), (100, 1)),
         ("key", "other"): _turns(peers, (50, 1)),
@@ -150,9 +143,7 @@ def test_who_drops_out_is_not_in_the_table(peers: SimpleNamespace) -> None:
     assert "other" not in peers.results.markdown([_case(peers)], turns)
 
 
-def test_the_page_has_a_row_for_each_case_with_the_ratio_to_each_peer(
-    peers: SimpleNamespace,
-) -> None:
+def test_the_page_has_a_row_for_each_case_with_the_ratio_to_each_peer(peers):
     turns = {
         ("key", "marserve"): _turns(peers, (100, 1), (100, 1)),
         ("key", "other"): _turns(peers, (50, 2), (25, 4)),
@@ -163,7 +154,7 @@ def test_the_page_has_a_row_for_each_case_with_the_ratio_to_each_peer(
     assert row.endswith("| 3 (2-4) |")
 
 
-def test_a_case_without_us_has_no_table(peers: SimpleNamespace) -> None:
+def test_a_case_without_us_has_no_table(peers):
     turns = {("key", "other"): _turns(peers, (50, 1))}
     assert peers.results.markdown([_case(peers)], turns) == ""
 
@@ -171,7 +162,7 @@ def test_a_case_without_us_has_no_table(peers: SimpleNamespace) -> None:
 # -- the page --------------------------------------------------------------------------------------
 
 
-def test_renews_a_page_and_leaves_what_is_written_by_hand(peers: SimpleNamespace) -> None:
+def test_renews_a_page_and_leaves_what_is_written_by_hand(peers):
     page = peers.page
     text = f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n"
     once = page.renew(text, "new")
@@ -180,13 +171,13 @@ def test_renews_a_page_and_leaves_what_is_written_by_hand(peers: SimpleNamespace
 
 
 @pytest.mark.parametrize("text", ["", "{begin}", "{end}\n{begin}", "{begin}{begin}{end}"])
-def test_refuses_a_page_without_its_markers(peers: SimpleNamespace, text: str) -> None:
+def test_refuses_a_page_without_its_markers(peers, text):
     page = peers.page
     with pytest.raises(page.PageUnfit):
         page.renew(text.format(begin=page.BEGIN, end=page.END), "new")
 
 
-def test_the_page_in_the_repository_can_be_renewed(peers: SimpleNamespace) -> None:
+def test_the_page_in_the_repository_can_be_renewed(peers):
     text = (_BENCHMARKS.parent / "docs" / "performance.md").read_text(encoding="utf-8")
     assert "new" in peers.page.renew(text, "new")
 
@@ -194,13 +185,13 @@ def test_the_page_in_the_repository_can_be_renewed(peers: SimpleNamespace) -> No
 # -- cases and adapters ----------------------------------------------------------------------------
 
 
-def test_cases_name_peers_that_exist(peers: SimpleNamespace) -> None:
+def test_cases_name_peers_that_exist(peers):
     names = {peer.name for peer in peers.roster.peers()} | {peers.cases.ADAPTIVE}
     for case in peers.cases.CASES:
         assert {*case.peers, *(case.goals or {}), case.reference} <= names
 
 
-def test_every_peer_writes_what_it_is_started_with(peers: SimpleNamespace, tmp_path: Path) -> None:
+def test_every_peer_writes_what_it_is_started_with(peers, tmp_path):
     contract = peers.contract
     for number, peer in enumerate(peers.roster.peers()):
         for batch_size in (1, 32):
@@ -223,9 +214,7 @@ def _site(peers: SimpleNamespace, directory: Path) -> object:
 
 
 @pytest.mark.integration
-def test_a_peer_that_ends_is_told_with_its_last_words(
-    peers: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_a_peer_that_ends_is_told_with_its_last_words(peers, tmp_path):
     program = "import sys; sys.exit('no such model')"
     service = peers.contract.Service([sys.executable, "-c", program], "/")
     with (
@@ -236,7 +225,7 @@ def test_a_peer_that_ends_is_told_with_its_last_words(
 
 
 @pytest.mark.integration
-def test_a_wrong_answer_is_no_answer(peers: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_wrong_answer_is_no_answer(peers, tmp_path):
     program = """\
 import http.server, socketserver, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -258,7 +247,7 @@ with socketserver.TCPServer(("127.0.0.1", int(sys.argv[1])), Handler) as server:
 
 
 @pytest.mark.integration
-def test_nothing_a_peer_started_survives_a_benchmark_that_is_killed(tmp_path: Path) -> None:
+def test_nothing_a_peer_started_survives_a_benchmark_that_is_killed(tmp_path):
     """Neither what ignores SIGTERM nor what went into a session of its own."""
     peer = f"trap '' TERM; setsid sleep 61 & echo $! > {tmp_path}/pids; sleep 62"
     benchmark = f"""\
@@ -278,7 +267,7 @@ time.sleep(60)
 
 
 @pytest.mark.integration
-def test_how_a_command_ended_is_passed_on_after_it_was_asked_to() -> None:
+def test_how_a_command_ended_is_passed_on_after_it_was_asked_to():
     command = "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done"
     warden = [sys.executable, str(_BENCHMARKS / "peers" / "warden.py"), "10", "sh", "-c", command]
     with subprocess.Popen(warden, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -14,10 +14,8 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from email.message import Message
 from email.parser import Parser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from servers import Server
@@ -59,7 +57,7 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(tmp_path_factory):
     """The source archive, and the wheel that was made of it."""
     tree = tmp_path_factory.mktemp("release") / "marserve"
     tree.mkdir()
@@ -72,15 +70,15 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(dist: Path) -> Path:
+def wheel(dist):
     return only(dist.glob("*.whl"))
 
 
 @pytest.fixture
-def install(tmp_path: Path, wheel: Path) -> Install:
+def install(tmp_path, wheel):
     """Install the wheel into an environment of its own; returns the folder of its commands."""
 
-    def install(python: str, *words: str, extras: str = "") -> Path:
+    def install(python, *words, extras=""):
         commands = tmp_path / "environment" / "bin"
         run([python, "-m", "venv", "--without-pip", commands.parent])
         pip = [sys.executable, "-m", "pip", "--python", commands / "python"]
@@ -91,11 +89,11 @@ def install(tmp_path: Path, wheel: Path) -> Install:
 
 
 @pytest.fixture
-def assert_serves(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+def assert_serves(tmp_path):
     """Pack, start, register, predict, describe and stop by the commands in a folder."""
-    servers: list[Server] = []
+    servers = []
 
-    def check(commands: Path) -> None:
+    def check(commands):
         work = tmp_path / "work"
         work.mkdir()
         search = {"PATH": f"{commands}:{os.environ['PATH']}"}
@@ -157,7 +155,7 @@ def oldest_versions() -> list[str]:
 # -- what is built ---------------------------------------------------------------------------------
 
 
-def test_the_wheel_has_the_files_of_the_packages_and_no_others(dist: Path, wheel: Path) -> None:
+def test_the_wheel_has_the_files_of_the_packages_and_no_others(dist, wheel):
     folders = {
         line.split(" = ")[0]: line.split(" = ")[1]
         for line in SETUP["options"]["package_dir"].strip().splitlines()
@@ -184,10 +182,10 @@ def is_of_another(path: Path, folder: str, folders: dict[str, str]) -> bool:
     )
 
 
-def test_the_metadata_says_what_the_registry_shows(wheel: Path) -> None:
+def test_the_metadata_says_what_the_registry_shows(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith("/METADATA"))
-        metadata: Message = Parser().parsestr(archive.read(name).decode())
+        metadata = Parser().parsestr(archive.read(name).decode())
     assert metadata["Name"] == "marserve"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == f">={PYTHONS[0]}"
@@ -201,9 +199,7 @@ def test_the_metadata_says_what_the_registry_shows(wheel: Path) -> None:
 
 
 @pytest.mark.parametrize("version", PYTHONS)
-def test_a_server_installed_from_the_wheel_serves(
-    version: str, install: Install, assert_serves: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_a_server_installed_from_the_wheel_serves(version, install, assert_serves, tmp_path):
     """With what the core needs, in the newest versions that there are."""
     commands = install(interpreter(version))
     assert "marserve 0." in run([commands / "marserve", "--version"])
@@ -211,9 +207,7 @@ def test_a_server_installed_from_the_wheel_serves(
     assert_serves(commands)
 
 
-def test_a_server_serves_with_the_oldest_dependencies(
-    install: Install, assert_serves: Callable[[Path], None]
-) -> None:
+def test_a_server_serves_with_the_oldest_dependencies(install, assert_serves):
     versions = [*oldest_versions(), *FOR_TESTS]
     commands = install(interpreter(PYTHONS[0]), *versions, extras=f"[{','.join(OPTIONAL)}]")
     assert_serves(commands)
@@ -221,7 +215,7 @@ def test_a_server_serves_with_the_oldest_dependencies(
     run([commands / "python", "-m", "pytest", "-q", *NO_CACHE, *WITHOUT_PROTOC, *folders], ROOT)
 
 
-def test_the_demo_runs_without_torch(install: Install, prepare_server: Callable[..., Any]) -> None:
+def test_the_demo_runs_without_torch(install, prepare_server):
     commands = install(sys.executable, "scikit-learn")
     with prepare_server() as server:
         config = server.directory / "config.properties"
@@ -234,7 +228,7 @@ def test_the_demo_runs_without_torch(install: Install, prepare_server: Callable[
     assert done.stdout.endswith(f":{server.ports['management']}/dashboard\n")
 
 
-def test_authors_see_the_types(install: Install, tmp_path: Path) -> None:
+def test_authors_see_the_types(install, tmp_path):
     """A type checker reads the installed package, and finds a mistake."""
     commands = install(sys.executable, "--no-deps")
     program = tmp_path / "program.py"

@@ -49,14 +49,14 @@ def sources() -> str:
     return re.sub(r'"\s*\n\s*f?"', "", code)
 
 
-def test_every_promise_has_tests() -> None:
+def test_every_promise_has_tests():
     assert promises()
     assert [row for row in promises() if len(row) != 4] == []
     assert {row[0] for row in promises()} == TESTS["reliability"].keys()
     assert all(TESTS["reliability"].values())
 
 
-def test_every_test_that_is_named_is_one_that_pytest_collects() -> None:
+def test_every_test_that_is_named_is_one_that_pytest_collects():
     named = {node for page in TESTS.values() for nodes in page.values() for node in nodes}
     files = {node.partition("::")[0] for node in named}
     found = {
@@ -70,7 +70,7 @@ def test_every_test_that_is_named_is_one_that_pytest_collects() -> None:
     assert named - found == set()
 
 
-def test_what_operators_see_is_counted_or_logged() -> None:
+def test_what_operators_see_is_counted_or_logged():
     known = {*Metrics().config.ts, *re.findall(r'"(marserve_\w+)"', sources())}
     for row in promises():
         for name in re.findall(r"`([^`]+)`", row[2]):
@@ -83,7 +83,7 @@ def test_what_operators_see_is_counted_or_logged() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_defaults_are_those_of_the_configuration(page: str) -> None:
+def test_defaults_are_those_of_the_configuration(page):
     named = DEFAULT.findall(text(page))
     wrong = {
         (key, value)

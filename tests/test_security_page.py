@@ -38,7 +38,7 @@ LIMITS = sorted(key for key in KEYS if LIMIT.search(key))
 
 
 @pytest.mark.parametrize("key", LIMITS)
-def test_a_limit_is_on_the_page_and_has_its_default_in_the_sample(key: str) -> None:
+def test_a_limit_is_on_the_page_and_has_its_default_in_the_sample(key):
     assert f"`{key}`" in PAGE.partition("\n## Limits\n")[2].partition("\n## ")[0]
     assert re.search(rf"^#{key}={re.escape(KEYS[key].default or '')}$", SAMPLE, re.MULTILINE)
 
@@ -66,7 +66,7 @@ FIXED = {
 }
 
 
-def test_fixed_limits_are_those_of_the_code() -> None:
+def test_fixed_limits_are_those_of_the_code():
     rows = PAGE.partition("\n| Fixed | At most |")[2].partition("\n\n")[0].splitlines()[2:]
     for row, (beginning, limits) in zip(rows, FIXED.items(), strict=True):
         assert row.startswith(f"| {beginning}")

@@ -1,15 +1,13 @@
 """`Context.infer` in a worker that runs, with a test in the place of the frontend."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from fake_frontend import PATIENCE, Frontend, serving_handlers
+from fake_frontend import PATIENCE, serving_handlers
 
 from marserve.backend.calls import headers_and_parts
 from marserve.backend.context import Context
-from marserve.backend.model_answers import ModelAnswer, ModelCallFailed
+from marserve.backend.model_answers import ModelCallFailed
 from marserve.backend.protocol import (
     Call,
     CallReply,
@@ -25,14 +23,14 @@ from marserve.backend.service import Service
 
 
 @pytest.fixture
-def serving() -> Iterator[Callable[[Any], Frontend]]:
+def serving():
     """Run a worker with a handler; its end is seen to at the end of the test."""
     with serving_handlers(max_call_bytes=1000) as serve:
         yield serve
 
 
-def test_a_call_goes_out_and_its_answer_comes_back(serving: Callable[..., Frontend]) -> None:
-    async def handle(_data: Any, context: Context) -> Any:
+def test_a_call_goes_out_and_its_answer_comes_back(serving):
+    async def handle(_data, context):
         answer = await context.infer("b", {"a": 1}, version="2.0", timeout=1.5)
         return [[answer.json(), answer.status, answer.headers]]
 
@@ -46,8 +44,8 @@ def test_a_call_goes_out_and_its_answer_comes_back(serving: Callable[..., Fronte
     assert b"".join(frontend.answer().split()) == b'["x",201,{"k":"v"}]'
 
 
-def test_replies_may_come_in_any_order(serving: Callable[..., Frontend]) -> None:
-    async def handle(_data: Any, context: Context) -> Any:
+def test_replies_may_come_in_any_order(serving):
+    async def handle(_data, context):
         answers = await asyncio.gather(*[context.infer(model) for model in "abc"])
         return [" ".join(answer.text for answer in answers)]
 
@@ -75,11 +73,11 @@ def test_replies_may_come_in_any_order(serving: Callable[..., Frontend]) -> None
     ],
 )
 def test_a_failed_call_is_an_exception_which_uncaught_has_a_status_for_the_client(
-    reply: CallReply, expected: tuple[int, int, str], serving: Callable[..., Frontend]
-) -> None:
-    seen: list[ModelCallFailed] = []
+    reply, expected, serving
+):
+    seen = []
 
-    async def handle(_data: Any, context: Context) -> Any:
+    async def handle(_data, context):
         try:
             await context.infer("b")
         except ModelCallFailed as error:
@@ -97,8 +95,8 @@ def test_a_failed_call_is_an_exception_which_uncaught_has_a_status_for_the_clien
     assert (error.retry_after, error.answer is None) == (reply.retry_after, not reply.prediction)
 
 
-def test_a_task_group_fails_as_the_call_in_it(serving: Callable[..., Frontend]) -> None:
-    async def handle(_data: Any, context: Context) -> Any:
+def test_a_task_group_fails_as_the_call_in_it(serving):
+    async def handle(_data, context):
         async with asyncio.TaskGroup() as group:
             for model in ("b", "c"):
                 group.create_task(context.infer(model))
@@ -112,8 +110,8 @@ def test_a_task_group_fails_as_the_call_in_it(serving: Callable[..., Frontend]) 
     assert (reply.code, reply.message) == (503, 'The call of model "b" failed with 503: Later.')
 
 
-def test_a_handler_that_waits_no_longer_cancels_its_call(serving: Callable[..., Frontend]) -> None:
-    async def handle(_data: Any, context: Context) -> Any:
+def test_a_handler_that_waits_no_longer_cancels_its_call(serving):
+    async def handle(_data, context):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(context.infer("b"), 0.01)
         return ["late"]
@@ -126,10 +124,10 @@ def test_a_handler_that_waits_no_longer_cancels_its_call(serving: Callable[..., 
     assert frontend.answer() == b"late"
 
 
-def test_a_task_that_outlives_its_request_gets_no_answer(serving: Callable[..., Frontend]) -> None:
-    left: list[asyncio.Task[Any]] = []
+def test_a_task_that_outlives_its_request_gets_no_answer(serving):
+    left = []
 
-    async def two_calls(context: Context) -> list[str]:
+    async def two_calls(context):
         said = []
         for _ in range(2):
             try:
@@ -138,7 +136,7 @@ def test_a_task_that_outlives_its_request_gets_no_answer(serving: Callable[..., 
                 said.append(str(error))
         return said
 
-    async def handle(_data: Any, context: Context) -> Any:
+    async def handle(_data, context):
         if left:
             return [await left[0]]
         left.append(asyncio.ensure_future(two_calls(context)))
@@ -153,14 +151,12 @@ def test_a_task_that_outlives_its_request_gets_no_answer(serving: Callable[..., 
     assert frontend.answer().count(b"has been answered: await") == 2
 
 
-def test_a_call_belongs_to_the_request_whose_task_makes_it(
-    serving: Callable[..., Frontend],
-) -> None:
+def test_a_call_belongs_to_the_request_whose_task_makes_it(serving):
     """Handlers keep their context, and the one of the next request takes its place."""
-    kept: list[Context] = []
+    kept = []
     both = asyncio.Event()
 
-    async def handle(_data: Any, context: Context) -> Any:
+    async def handle(_data, context):
         kept.append(context)
         if len(kept) == 2:
             both.set()
@@ -178,18 +174,16 @@ def test_a_call_belongs_to_the_request_whose_task_makes_it(
     assert {reply.number: reply.predictions[0].body for reply in replies} == {1: b"1", 2: b"2"}
 
 
-def test_a_task_that_serves_many_requests_calls_for_the_one_whose_context_it_has(
-    serving: Callable[..., Frontend],
-) -> None:
-    waiting: asyncio.Queue[Any] = asyncio.Queue()
-    tasks: list[asyncio.Task[None]] = []
+def test_a_task_that_serves_many_requests_calls_for_the_one_whose_context_it_has(serving):
+    waiting = asyncio.Queue()
+    tasks = []
 
-    async def engine() -> None:
+    async def engine():
         while True:
             context, done = await waiting.get()
             done.set_result((await context.infer("b")).text)
 
-    async def handle(_data: Any, context: Context) -> Any:
+    async def handle(_data, context):
         if not tasks:  # in the first request, which it outlives
             tasks.append(asyncio.ensure_future(engine()))
         done = asyncio.get_running_loop().create_future()
@@ -208,12 +202,12 @@ def test_a_task_that_serves_many_requests_calls_for_the_one_whose_context_it_has
         assert frontend.answer() == text
 
 
-def test_a_call_from_a_thread_goes_through_the_loop(serving: Callable[..., Frontend]) -> None:
-    async def handle(_data: Any, context: Context) -> Any:
+def test_a_call_from_a_thread_goes_through_the_loop(serving):
+    async def handle(_data, context):
         loop = asyncio.get_running_loop()
 
-        def in_thread() -> str:
-            answer: ModelAnswer = asyncio.run_coroutine_threadsafe(
+        def in_thread():
+            answer = asyncio.run_coroutine_threadsafe(
                 context.infer("b"),
                 loop,
             ).result(PATIENCE)
@@ -229,8 +223,8 @@ def test_a_call_from_a_thread_goes_through_the_loop(serving: Callable[..., Front
     assert frontend.answer() == b"through"
 
 
-def test_a_call_too_large_never_leaves(serving: Callable[..., Frontend]) -> None:
-    async def handle(_data: Any, context: Context) -> Any:
+def test_a_call_too_large_never_leaves(serving):
+    async def handle(_data, context):
         with pytest.raises(ModelCallFailed, match=r"413: .*max_request_size"):
             await context.infer("b", bytes(1001))
         with pytest.raises(ValueError, match="1 MiB"):
@@ -245,8 +239,8 @@ def test_a_call_too_large_never_leaves(serving: Callable[..., Frontend]) -> None
     assert frontend.answer() == b"fits"
 
 
-def test_more_than_the_socket_takes_is_sent_in_order(serving: Callable[..., Frontend]) -> None:
-    async def handle(data: Any, _context: Context) -> Any:
+def test_more_than_the_socket_takes_is_sent_in_order(serving):
+    async def handle(data, _context):
         return [bytes(data[0]["body"]) * 1_000_000]
 
     frontend = serving(handle)
@@ -257,7 +251,7 @@ def test_more_than_the_socket_takes_is_sent_in_order(serving: Callable[..., Fron
     assert {bytes(reply.predictions[0].body) for reply in replies} == {b"x" * 1_000_000}
 
 
-def test_there_is_nothing_to_call_without_a_request_of_a_coroutine() -> None:
+def test_there_is_nothing_to_call_without_a_request_of_a_coroutine():
     context = Context("m", "/m", None, 1, None, "1")
     with pytest.raises(RuntimeError, match="asyncCommunication"):
         context.infer("b")
@@ -279,13 +273,11 @@ def test_there_is_nothing_to_call_without_a_request_of_a_coroutine() -> None:
         (b"1", {"x": 5}, {"x": "5"}, "", b"1"),
     ],
 )
-def test_data_is_sent_as_http_clients_would(
-    data: Any, given: dict[str, Any], headers: dict[str, str], kind: str, body: bytes
-) -> None:
+def test_data_is_sent_as_http_clients_would(data, given, headers, kind, body):
     assert headers_and_parts(data, None, given) == (headers, [Part("body", kind, body)])
 
 
-def test_named_parts_are_sent_each_with_its_type() -> None:
+def test_named_parts_are_sent_each_with_its_type():
     parts = {"image": b"\1", "text": "a", "top": 5}
     assert headers_and_parts(None, parts, {}) == (
         {},
@@ -299,8 +291,8 @@ def test_named_parts_are_sent_each_with_its_type() -> None:
         headers_and_parts(b"", parts, {})
 
 
-def test_a_request_cancelled_before_it_begins_has_a_reply(serving: Callable[..., Frontend]) -> None:
-    async def handle(_data: Any, _context: Context) -> Any:
+def test_a_request_cancelled_before_it_begins_has_a_reply(serving):
+    async def handle(_data, _context):
         await asyncio.sleep(PATIENCE)
 
     frontend = serving(handle)

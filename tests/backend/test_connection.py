@@ -16,7 +16,7 @@ from marserve.backend.protocol import Message, Prediction, Reply
         pytest.param([17_000] * 1100, id="more than one system call takes"),
     ],
 )
-def test_large_answers_arrive_whole_and_in_order(sizes: list[int]) -> None:
+def test_large_answers_arrive_whole_and_in_order(sizes):
     ours, theirs = socket.socketpair()
     bodies = [bytes([place % 251]) * size for place, size in enumerate(sizes)]
     sent = Reply(predictions=[Prediction(body) for body in bodies])

@@ -11,11 +11,11 @@ from marserve.backend.context import RequestProcessor
 from marserve.backend.conversion import Conversion, describe_unsendable, encode_result
 
 
-def test_a_tensor_is_saved_the_way_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_is_saved_the_way_torch_does(monkeypatch):
     class Tensor(list[int]):
         pass
 
-    def save(tensor: Tensor, file: Any) -> None:
+    def save(tensor, file):
         file.write(b"saved" + bytes(tensor))
 
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, save=save))
@@ -44,21 +44,21 @@ def deep() -> list[Any]:
         ("\ud800", "prediction is text that UTF-8 cannot encode."),
     ],
 )
-def test_the_place_that_cannot_be_encoded_is_reported(result: Any, why: str) -> None:
+def test_the_place_that_cannot_be_encoded_is_reported(result, why):
     assert describe_unsendable(result) == why
 
 
-def test_an_object_that_fails_again_when_it_is_looked_at_is_not_reported() -> None:
+def test_an_object_that_fails_again_when_it_is_looked_at_is_not_reported():
     class Odd:
         @property  # type: ignore[misc]
-        def __class__(self) -> Any:
+        def __class__(self):
             raise RuntimeError("no class")
 
     assert describe_unsendable([Odd()]) == ""
 
 
-def test_a_place_of_many_steps_is_shortened() -> None:
-    result: Any = {1}
+def test_a_place_of_many_steps_is_shortened():
+    result = {1}
     for _ in range(50):
         result = {"abcdefgh": result}
     why = describe_unsendable(result)
@@ -67,7 +67,7 @@ def test_a_place_of_many_steps_is_shortened() -> None:
     assert len(why) < 250
 
 
-def test_numpys_scalars_and_arrays_are_encoded() -> None:
+def test_numpys_scalars_and_arrays_are_encoded():
     np = pytest.importorskip("numpy")
     result = {
         "class": np.int64(7),
@@ -89,7 +89,7 @@ def test_numpys_scalars_and_arrays_are_encoded() -> None:
     assert json.loads(bytes(encode_result(np.ones(2)))) == [1.0, 1.0]
 
 
-def test_what_numpy_holds_that_json_cannot_is_reported() -> None:
+def test_what_numpy_holds_that_json_cannot_is_reported():
     np = pytest.importorskip("numpy")
     objects = {"a": np.array([1, {2}], dtype=object)}
     with pytest.raises(TypeError):
@@ -99,7 +99,7 @@ def test_what_numpy_holds_that_json_cannot_is_reported() -> None:
     assert describe_unsendable({np.int64(1): 2}) == "prediction has a key that is a numpy.int64."
 
 
-def test_tensors_of_one_element_are_numbers_and_others_are_reported() -> None:
+def test_tensors_of_one_element_are_numbers_and_others_are_reported():
     torch = pytest.importorskip("torch")
     result = {"loss": torch.tensor(0.5), "class": torch.tensor([[3]])}
     assert json.loads(bytes(encode_result(result))) == {"loss": 0.5, "class": 3}
@@ -113,7 +113,7 @@ def test_tensors_of_one_element_are_numbers_and_others_are_reported() -> None:
     )
 
 
-def test_a_tensor_without_data_is_reported() -> None:
+def test_a_tensor_without_data_is_reported():
     torch = pytest.importorskip("torch")
     result = {"loss": torch.ones(1, device="meta")}
     with pytest.raises(RuntimeError):
@@ -121,7 +121,7 @@ def test_a_tensor_without_data_is_reported() -> None:
     assert describe_unsendable(result) == 'prediction["loss"] is a torch.Tensor of 1 dimension.'
 
 
-def test_more_headers_than_clients_read_are_refused_with_what_is_accepted() -> None:
+def test_more_headers_than_clients_read_are_refused_with_what_is_accepted():
     processor = RequestProcessor({})
     for number in range(1001):
         processor.add_response_property(f"x-{number:04}", "y")

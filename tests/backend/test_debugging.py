@@ -2,28 +2,28 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from marserve.backend.debugging import DebuggedModel
-from marserve.backend.protocol import Input, Load, Part, Piece, Predict, Reply
+from marserve.backend.protocol import Input, Load, Part, Predict, Reply
 
 Write = Callable[[str, str], None]
 
 
 @pytest.fixture(autouse=True)
-def as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def as_it_was(tmp_path, monkeypatch):
     """A debugged worker is a process of its own, which may change what it likes."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before, modules = signal.getsignal(signal.SIGINT), set(sys.modules)
-    loops: list[asyncio.AbstractEventLoop] = []
+    loops = []
     new_loop = asyncio.new_event_loop
 
-    def kept_loop() -> asyncio.AbstractEventLoop:
+    def kept_loop():
         loops.append(new_loop())
         return loops[-1]
 
@@ -39,8 +39,8 @@ def as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write(name: str, text: str) -> None:
+def write(tmp_path):
+    def write(name, text):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -49,13 +49,13 @@ def write(tmp_path: Path) -> Write:
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Reply]:
+def ask(tmp_path, monkeypatch):
     """Send batches to one model, as its worker would."""
-    made: list[DebuggedModel] = []
+    made = []
     monkeypatch.chdir(tmp_path)
 
-    def ask(count: int = 1, send: Any = lambda piece: None, **options: Any) -> Reply:
-        settings: dict[str, Any] = {
+    def ask(count=1, send=lambda piece: None, **options):
+        settings = {
             "model_name": "m",
             "model_dir": str(tmp_path),
             "handler": "debugged_handler.py",
@@ -82,7 +82,7 @@ def handler(answer: str, before: str = "") -> str:
     return f"{before}\ndef handle(data, context):\n    return [{answer}] * len(data or [])\n"
 
 
-def test_a_module_that_the_handler_imports_is_followed_too(write: Write, ask: Any) -> None:
+def test_a_module_that_the_handler_imports_is_followed_too(write, ask):
     write("debugged_helper.py", "word = 1")
     write("debugged_handler.py", handler("word", "from debugged_helper import word"))
     assert body(ask()) == 1
@@ -90,7 +90,7 @@ def test_a_module_that_the_handler_imports_is_followed_too(write: Write, ask: An
     assert body(ask()) == 22
 
 
-def test_a_module_that_is_imported_during_a_request_is_followed(write: Write, ask: Any) -> None:
+def test_a_module_that_is_imported_during_a_request_is_followed(write, ask):
     write("debugged_package/__init__.py", "")
     write("debugged_package/late.py", "word = 1")
     write(
@@ -102,7 +102,7 @@ def test_a_module_that_is_imported_during_a_request_is_followed(write: Write, as
     assert body(ask()) == 22
 
 
-def test_a_setting_that_the_handler_reads_is_followed(write: Write, ask: Any) -> None:
+def test_a_setting_that_the_handler_reads_is_followed(write, ask):
     write("names.json", "[1]")
     before = (
         "import json, pathlib\n"
@@ -114,13 +114,13 @@ def test_a_setting_that_the_handler_reads_is_followed(write: Write, ask: Any) ->
     assert body(ask()) == [22]
 
 
-def test_what_has_not_changed_is_not_loaded_again(write: Write, ask: Any) -> None:
+def test_what_has_not_changed_is_not_loaded_again(write, ask):
     write("debugged_handler.py", handler("calls.append(1) or len(calls)", "calls = []"))
     assert body(ask()) == 2  # the first call initialised it
     assert body(ask()) == 3
 
 
-def test_packages_that_are_installed_below_the_model_stay(write: Write, ask: Any) -> None:
+def test_packages_that_are_installed_below_the_model_stay(write, ask):
     write("venv/lib/site-packages/debugged_installed.py", "loads = []")
     folder = Path(sys.path[0]) / "venv/lib/site-packages"
     before = (
@@ -135,7 +135,7 @@ def test_packages_that_are_installed_below_the_model_stay(write: Write, ask: Any
     assert body(ask()) == 2
 
 
-def test_a_module_that_only_says_it_has_a_file_stays(write: Write, ask: Any) -> None:
+def test_a_module_that_only_says_it_has_a_file_stays(write, ask):
     """As torch.ops does: its file is called _ops.py, wherever one is."""
     make = "import sys, types; sys.modules['debugged_ops'] = ops = types.ModuleType('ops')"
     answer = "'debugged_ops' in sys.modules"
@@ -145,14 +145,14 @@ def test_a_module_that_only_says_it_has_a_file_stays(write: Write, ask: Any) -> 
     assert body(ask()) is True
 
 
-def test_each_request_of_a_failed_batch_gets_the_traceback(write: Write, ask: Any) -> None:
+def test_each_request_of_a_failed_batch_gets_the_traceback(write, ask):
     write("debugged_handler.py", handler("len(data) // 0 if data else 0"))
     reply = ask(2)
     assert (reply.code, [each.status for each in reply.predictions]) == (200, [503, 503])
     assert body(reply)["traceback"][-1].startswith("ZeroDivisionError: ")
 
 
-def test_the_traceback_begins_in_the_authors_file(write: Write, ask: Any) -> None:
+def test_the_traceback_begins_in_the_authors_file(write, ask):
     source = """
 from ts.torch_handler.base_handler import BaseHandler
 class Handler(BaseHandler):
@@ -167,12 +167,12 @@ class Handler(BaseHandler):
     assert body(ask())["traceback"][1].endswith("in handle")
 
 
-def test_a_wrong_result_is_reported_in_the_answer(write: Write, ask: Any) -> None:
+def test_a_wrong_result_is_reported_in_the_answer(write, ask):
     write("debugged_handler.py", "def handle(data, context):\n    return {}")
     assert body(ask())["traceback"] == ["The handler returned dict, not a list."]
 
 
-def test_a_handler_that_is_a_coroutine_is_debugged_one_by_one(write: Write, ask: Any) -> None:
+def test_a_handler_that_is_a_coroutine_is_debugged_one_by_one(write, ask):
     source = """
 import asyncio
 class Handler:
@@ -184,7 +184,7 @@ class Handler:
         {statement}
         return ["two"]
 """
-    pieces: list[Piece] = []
+    pieces = []
     write("debugged_handler.py", source.format(statement="pass"))
     assert bytes(ask(send=pieces.append, asynchronous=True).predictions[0].body) == b"two"
     assert bytes(pieces[0].predictions[0].body) == b"one "

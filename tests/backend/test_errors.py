@@ -34,18 +34,18 @@ SAVED_ON_A_GPU = (
 
 
 @pytest.mark.parametrize("error", STICKY)
-def test_an_error_that_sticks_to_the_process_is_no_want_of_memory(error: Exception) -> None:
+def test_an_error_that_sticks_to_the_process_is_no_want_of_memory(error):
     assert poison_of(error) == f"{type(error).__name__}: {error}".partition("\n")[0]
     assert failure_of(error)[0] == 503
     assert load_status(error) == 500
 
 
 @pytest.mark.parametrize("error", NOT_STICKY)
-def test_want_of_memory_and_what_clients_send_poison_nothing(error: Exception) -> None:
+def test_want_of_memory_and_what_clients_send_poison_nothing(error):
     assert not poison_of(error)
 
 
-def test_an_error_that_sticks_is_found_behind_what_the_handler_makes_of_it() -> None:
+def test_an_error_that_sticks_is_found_behind_what_the_handler_makes_of_it():
     raised = PredictionException("try again", 418)
     raised.__context__ = STICKY[0]  # raised in an except clause
     assert poison_of(raised) == "RuntimeError: CUDA error: device-side assert triggered"
@@ -72,10 +72,10 @@ def _raised_from(error: Exception, cause: Exception) -> Exception:
         (RuntimeError("CUDA error: no kernel image is available for execution"), 500),
     ],
 )
-def test_a_load_that_memory_ran_out_in_says_so(error: Exception, status: int) -> None:
+def test_a_load_that_memory_ran_out_in_says_so(error, status):
     assert load_status(error) == status
 
 
-def test_a_traceback_names_the_exception_as_handlers_import_it() -> None:
+def test_a_traceback_names_the_exception_as_handlers_import_it():
     (line,) = traceback.format_exception_only(PredictionException("no tea", 418))
     assert line == "ts.utils.util.PredictionException: no tea : 418\n"

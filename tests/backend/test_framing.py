@@ -193,18 +193,18 @@ def feed_in_pieces(data: bytes, sizes: Iterable[int], limit: int = LIMIT) -> lis
 
 
 @given(st.lists(messages, min_size=1, max_size=4))
-def test_what_was_encoded_comes_out_again_in_order(sent: list[Message]) -> None:
+def test_what_was_encoded_comes_out_again_in_order(sent):
     assert Decoder(LIMIT).feed(joined(*sent)) == sent
 
 
 @given(st.lists(messages, min_size=1, max_size=3))
-def test_byte_by_byte_is_the_same_as_at_once(sent: list[Message]) -> None:
+def test_byte_by_byte_is_the_same_as_at_once(sent):
     data = joined(*sent)
     assert feed_in_pieces(data, [1] * len(data)) == sent
 
 
 @given(st.lists(messages, min_size=1, max_size=4), st.lists(st.integers(1, 400), max_size=30))
-def test_any_pieces_are_the_same_as_at_once(sent: list[Message], sizes: list[int]) -> None:
+def test_any_pieces_are_the_same_as_at_once(sent, sizes):
     assert feed_in_pieces(joined(*sent), sizes) == sent
 
 
@@ -220,19 +220,17 @@ def decodes_or_refuses(data: bytes) -> None:
 @given(st.binary(max_size=300))
 @example(b"\0\0\0\0")
 @example(b"\xff\xff\xff\xff")
-def test_garbage_is_refused_or_waits_for_more(data: bytes) -> None:
+def test_garbage_is_refused_or_waits_for_more(data):
     decodes_or_refuses(data)
 
 
 @given(json_values, st.sampled_from(KINDS), bodies)
-def test_a_frame_whose_meta_is_any_json_is_refused_or_read(
-    meta: Any, kind: int, body: bytes
-) -> None:
+def test_a_frame_whose_meta_is_any_json_is_refused_or_read(meta, kind, body):
     decodes_or_refuses(frame(meta, body, kind=kind))
 
 
 @given(messages, st.data())
-def test_a_message_with_a_byte_changed_is_refused_or_read(sent: Message, data: Any) -> None:
+def test_a_message_with_a_byte_changed_is_refused_or_read(sent, data):
     broken = bytearray(joined(sent))
     place = data.draw(st.integers(0, len(broken) - 1))
     broken[place] ^= data.draw(st.integers(1, 255))
@@ -246,7 +244,7 @@ def test_a_message_with_a_byte_changed_is_refused_or_read(sent: Message, data: A
         math.inf,
     ],
 )
-def test_a_number_that_is_none_is_refused(number: float) -> None:
+def test_a_number_that_is_none_is_refused(number):
     with pytest.raises(ProtocolError):
         Decoder(LIMIT).feed(frame([number, 0, [], []]))
 
@@ -287,12 +285,12 @@ def test_a_number_that_is_none_is_refused(number: float) -> None:
         ),
     ],
 )
-def test_what_breaks_the_rules_is_refused_with_its_reason(data: bytes, complaint: str) -> None:
+def test_what_breaks_the_rules_is_refused_with_its_reason(data, complaint):
     with pytest.raises(ProtocolError, match=complaint):
         Decoder(LIMIT).feed(data)
 
 
-def test_a_frame_at_the_limit_passes_and_one_above_is_refused_by_its_length_alone() -> None:
+def test_a_frame_at_the_limit_passes_and_one_above_is_refused_by_its_length_alone():
     data = joined(Reply(message="x" * 100))
     length = len(data) - 4
     assert Decoder(length).feed(data)
@@ -300,21 +298,21 @@ def test_a_frame_at_the_limit_passes_and_one_above_is_refused_by_its_length_alon
         Decoder(length - 1).feed(data[:4])
 
 
-def test_a_frame_too_long_for_its_length_field_is_not_encoded() -> None:
+def test_a_frame_too_long_for_its_length_field_is_not_encoded():
     class Huge(bytes):
-        def __len__(self) -> int:
+        def __len__(self):
             return 1 << 32
 
     with pytest.raises(ProtocolError, match="cannot be sent"):
         encode(Reply(predictions=[Prediction(Huge())]))
 
 
-def test_a_plain_reply_does_not_carry_what_only_others_have() -> None:
+def test_a_plain_reply_does_not_carry_what_only_others_have():
     plain = len(joined(Reply(predictions=[Prediction(b"x")])))
     assert plain + len(',""') < len(joined(Reply(predictions=[Prediction(b"x")], raised_at="n")))
 
 
-def test_a_large_body_is_received_in_place() -> None:
+def test_a_large_body_is_received_in_place():
     """Once the front has arrived, the rest goes where it stays: no growing, no moving."""
     body = bytes(range(256)) * 4096
     front, large = encode(Reply(predictions=[Prediction(body)]))
@@ -332,7 +330,7 @@ def test_a_large_body_is_received_in_place() -> None:
     assert reply.predictions[0].body == body
 
 
-def test_a_long_front_is_received_in_place() -> None:
+def test_a_long_front_is_received_in_place():
     sent = Reply(predictions=[Prediction(b"x" * 16_000)] * 50)
     data = joined(sent)
     decoder = Decoder(2 * len(data))
@@ -344,7 +342,7 @@ def test_a_long_front_is_received_in_place() -> None:
     assert decoder.feed(data[-1:]) == [sent]
 
 
-def test_large_bodies_are_counted_in_the_limit_of_a_frame() -> None:
+def test_large_bodies_are_counted_in_the_limit_of_a_frame():
     data = joined(Reply(predictions=[Prediction(b"x" * 20_000)] * 3))
     length = len(data) - 4
     assert Decoder(length).feed(data)
@@ -352,14 +350,14 @@ def test_large_bodies_are_counted_in_the_limit_of_a_frame() -> None:
         Decoder(length - 1).feed(data[:200])
 
 
-def test_after_a_large_frame_the_decoder_gives_its_memory_back() -> None:
+def test_after_a_large_frame_the_decoder_gives_its_memory_back():
     decoder = Decoder(LIMIT)
     before = len(decoder.buffer)
     decoder.feed(joined(Reply(predictions=[Prediction(b"x" * 500_000)])))
     assert len(decoder.buffer) == before
 
 
-def test_bodies_belong_to_the_message_not_to_the_receive_buffer() -> None:
+def test_bodies_belong_to_the_message_not_to_the_receive_buffer():
     decoder = Decoder(LIMIT)
     [first] = decoder.feed(joined(Predict([Input("1", {}, [Part("a", "", b"first")])])))
     decoder.feed(joined(Predict([Input("2", {}, [Part("a", "", b"other")])])))
@@ -369,7 +367,7 @@ def test_bodies_belong_to_the_message_not_to_the_receive_buffer() -> None:
 
 
 @given(st.integers(0, 70_000))
-def test_a_body_of_any_length_around_the_scratch_buffer_comes_through(extra: int) -> None:
+def test_a_body_of_any_length_around_the_scratch_buffer_comes_through(extra):
     sent = [Reply(predictions=[Prediction(b"x" * extra)]), Reply(message="next")]
     assert feed_in_pieces(joined(*sent), [65_536, 1, 3]) == sent
 
@@ -388,7 +386,7 @@ LARGE = bytes(range(256)) * 400  # more than a decoder reads at a time
         pytest.param([LARGE, LARGE + LARGE], id="the last is most of it"),
     ],
 )
-def test_large_bodies_are_their_receivers_own(bodies: list[bytes]) -> None:
+def test_large_bodies_are_their_receivers_own(bodies):
     parts = [Part(str(place), "", body) for place, body in enumerate(bodies)]
     request = Predict([Input("id", {}, parts)], 7)
     decoder = Decoder(LIMIT)
@@ -409,7 +407,7 @@ def test_large_bodies_are_their_receivers_own(bodies: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("claimed", [len(LARGE) - 1, len(LARGE) + 1, -1])
-def test_a_large_frame_with_a_body_of_another_length_is_refused(claimed: int) -> None:
+def test_a_large_frame_with_a_body_of_another_length_is_refused(claimed):
     meta = [7, 0, [["id", {}, [["body", "", claimed]]]]]
     with pytest.raises(ProtocolError):
         Decoder(LIMIT).feed(frame(meta, b"", LARGE, kind=PREDICT))

@@ -29,7 +29,7 @@ def _as_list(value: Any) -> Any:
         ([Odd()], [[None, 1]], "prediction[0][0] is NaN"),
     ],
 )
-def test_numbers_that_are_not_finite(value: Any, wanted: Any, place: str) -> None:
+def test_numbers_that_are_not_finite(value, wanted, place):
     assert json.loads(to_json(value, NULL, default=_as_list)) == wanted
     with pytest.raises(NotJson) as raised:
         to_json(value, REFUSE, default=_as_list)
@@ -38,12 +38,12 @@ def test_numbers_that_are_not_finite(value: Any, wanted: Any, place: str) -> Non
 
 
 @pytest.mark.parametrize("json_nan", [KEEP, NULL, REFUSE])
-def test_other_values_are_written_as_by_json(json_nan: str) -> None:
+def test_other_values_are_written_as_by_json(json_nan):
     value = {"a": [1, 2.5, None, True, "NaN"], "b": {}}
     assert to_json(value, json_nan, indent=2) == json.dumps(value, indent=2)
     with pytest.raises(TypeError):
         to_json([object()], json_nan)
-    endless: list[Any] = []
+    endless = []
     endless.append(endless)
     with pytest.raises(ValueError, match="Circular"):
         to_json(endless, json_nan)

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import sys
 import types
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ class Second:
 
 
 @pytest.fixture(autouse=True)
-def _clean_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _clean_imports(tmp_path, monkeypatch):
     """Imports of a test are forgotten with it; the model directory comes first, as in a worker."""
     monkeypatch.syspath_prepend(tmp_path)
     before = dict(sys.modules)
@@ -67,8 +66,8 @@ def _clean_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., None]:
-    def written(source: str, name: str = "my_model_handler.py") -> None:
+def write(tmp_path):
+    def written(source, name="my_model_handler.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
@@ -77,24 +76,20 @@ def write(tmp_path: Path) -> Callable[..., None]:
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Context:
+def context(tmp_path):
     return Context("kitten", str(tmp_path), None, 1, None, "1", metrics=MetricsStore())
 
 
 @pytest.mark.parametrize(
     "name", ["my_model_handler.py", "my_model_handler", "some/where/my_model_handler.py"]
 )
-def test_the_archives_file_is_found_by_any_spelling_of_its_name(
-    name: str, write: Callable[..., None], context: Context
-) -> None:
+def test_the_archives_file_is_found_by_any_spelling_of_its_name(name, write, context):
     write(FUNCTION)
     entry_point = find_handler(name).entry_point
     assert entry_point(["x"], context) == ["x"]
 
 
-def test_a_function_is_initialised_by_a_call_without_data(
-    write: Callable[..., None], context: Context
-) -> None:
+def test_a_function_is_initialised_by_a_call_without_data(write, context):
     write(FUNCTION)
     initialize, entry_point, *_ = find_handler("my_model_handler")
     initialize(context)
@@ -102,27 +97,25 @@ def test_a_function_is_initialised_by_a_call_without_data(
     assert sys.modules["my_model_handler"].calls == [None, ["x"]]
 
 
-def test_another_function_can_be_named(write: Callable[..., None], context: Context) -> None:
+def test_another_function_can_be_named(write, context):
     write(FUNCTION)
     entry_point = find_handler("my_model_handler.py:other").entry_point
     assert entry_point(["x"], context) == "other"
 
 
-def test_a_function_goes_before_a_class(write: Callable[..., None], context: Context) -> None:
+def test_a_function_goes_before_a_class(write, context):
     write(CLASS + FUNCTION)
     assert find_handler("my_model_handler").entry_point(["x"], context) == ["x"]
 
 
-def test_the_only_class_is_the_handler(write: Callable[..., None], context: Context) -> None:
+def test_the_only_class_is_the_handler(write, context):
     write(CLASS)
     initialize, entry_point, *_ = find_handler("my_model_handler.py")
     initialize(context)
     assert entry_point(["x"], context) == ["kitten", "x"]
 
 
-def test_a_class_can_be_named_and_may_then_have_neighbours(
-    write: Callable[..., None], context: Context
-) -> None:
+def test_a_class_can_be_named_and_may_then_have_neighbours(write, context):
     write(TWO_CLASSES)
     initialize, entry_point, *_ = find_handler("my_model_handler.py:Second")
     initialize(context)
@@ -131,8 +124,8 @@ def test_a_class_can_be_named_and_may_then_have_neighbours(
 
 @pytest.mark.parametrize("function", ["handle", "elsewhere"])
 def test_a_function_named_of_a_file_with_only_a_class_means_the_class(
-    function: str, write: Callable[..., None], context: Context, caplog: pytest.LogCaptureFixture
-) -> None:
+    function, write, context, caplog
+):
     """As SageMaker's archives have it: handler_service.py:handle, and in it a class."""
     write(CLASS)
     initialize, entry_point, *_ = find_handler(f"my_model_handler.py:{function}")
@@ -141,9 +134,7 @@ def test_a_function_named_of_a_file_with_only_a_class_means_the_class(
     assert ("no function or class 'elsewhere'" in caplog.text) == (function == "elsewhere")
 
 
-def test_a_handle_replaced_while_initialising_is_the_one_called(
-    write: Callable[..., None], context: Context
-) -> None:
+def test_a_handle_replaced_while_initialising_is_the_one_called(write, context):
     write(
         "class Model:\n"
         "    def initialize(self, context):\n"
@@ -177,12 +168,8 @@ def test_a_handle_replaced_while_initialising_is_the_one_called(
     ],
 )
 def test_what_cannot_be_a_handler_is_refused_with_the_real_reason(
-    source: str,
-    name: str,
-    error: type[Exception],
-    complaint: str,
-    write: Callable[..., None],
-) -> None:
+    source, name, error, complaint, write
+):
     write(source)
     with pytest.raises(error, match=complaint):
         find_handler(name)
@@ -195,31 +182,25 @@ def own_handler(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> N
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
-def test_without_a_file_in_the_archive_it_is_one_of_ours(
-    monkeypatch: pytest.MonkeyPatch, context: Context
-) -> None:
+def test_without_a_file_in_the_archive_it_is_one_of_ours(monkeypatch, context):
     own_handler(monkeypatch, "built_in_xyz", handle=lambda data, _: ["ours"])
     assert find_handler("built_in_xyz").entry_point([], context) == ["ours"]
 
 
-def test_the_archives_file_goes_before_ours(
-    monkeypatch: pytest.MonkeyPatch, write: Callable[..., None], context: Context
-) -> None:
+def test_the_archives_file_goes_before_ours(monkeypatch, write, context):
     own_handler(monkeypatch, "my_model_handler", handle=lambda data, _: ["ours"])
     write(FUNCTION)
     assert find_handler("my_model_handler").entry_point(["theirs"], context) == ["theirs"]
 
 
-def test_a_dependency_that_one_of_ours_misses_is_reported_as_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dependency_that_one_of_ours_misses_is_reported_as_itself(tmp_path, monkeypatch):
     file = tmp_path / "ours.txt"
     file.write_text("import not_installed_xyz\n")
     name = f"{OWN}.needs_more_xyz"
     loader = importlib.machinery.SourceFileLoader(name, str(file))
 
     class Finder:
-        def find_spec(self, wanted: str, *_: Any) -> Any:
+        def find_spec(self, wanted, *_):
             return importlib.util.spec_from_loader(name, loader) if wanted == name else None
 
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
@@ -252,7 +233,7 @@ def handle(data, context):
 """
 
 
-def test_the_context_tells_what_the_load_set(tmp_path: Path, write: Callable[..., None]) -> None:
+def test_the_context_tells_what_the_load_set(tmp_path, write):
     write(SHOWS_CONTEXT)
     write(
         '{"model": {"modelName": "m", "configFile": "model.yaml"}, "x": 1}', "MAR-INF/MANIFEST.json"
@@ -273,18 +254,14 @@ def test_the_context_tells_what_the_load_set(tmp_path: Path, write: Callable[...
     assert properties["server_version"] == "1.2.3"
 
 
-def test_without_manifest_and_yaml_there_is_nothing_to_tell(
-    tmp_path: Path, write: Callable[..., None]
-) -> None:
+def test_without_manifest_and_yaml_there_is_nothing_to_tell(tmp_path, write):
     write(SHOWS_CONTEXT)
     load_service(make_load(tmp_path))
     context = sys.modules["my_model_handler"].handle.context
     assert (context.manifest, context.model_yaml_config) == (None, {})
 
 
-def test_a_yaml_that_cannot_be_read_fails_the_load(
-    tmp_path: Path, write: Callable[..., None]
-) -> None:
+def test_a_yaml_that_cannot_be_read_fails_the_load(tmp_path, write):
     write(SHOWS_CONTEXT)
     write('{"model": {"modelName": "m", "configFile": "gone.yaml"}}', "MAR-INF/MANIFEST.json")
     with pytest.raises(OSError, match=r"gone\.yaml"):
@@ -302,13 +279,8 @@ def test_a_yaml_that_cannot_be_read_fails_the_load(
     ],
 )
 def test_the_service_decodes_as_the_environment_says(
-    server: str | None,
-    module: str | None,
-    seen: str,
-    tmp_path: Path,
-    write: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    server, module, seen, tmp_path, write, monkeypatch
+):
     monkeypatch.setenv("TS_DECODE_INPUT_REQUEST", server or "")
     if server is None:
         monkeypatch.delenv("TS_DECODE_INPUT_REQUEST")
@@ -320,7 +292,7 @@ def test_the_service_decodes_as_the_environment_says(
     assert seen.encode() in bytes(prediction.body)
 
 
-def test_somebody_elses_ts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_elses_ts_is_refused(tmp_path, monkeypatch):
     theirs = types.ModuleType("ts")
     theirs.__file__ = "/their/ts/__init__.py"
     monkeypatch.setitem(sys.modules, "ts", theirs)
@@ -337,33 +309,25 @@ def in_envelope(envelope: str, model_dir: Path, **headers: str) -> Any:
     return service.predict(Predict([Input("id", headers, [part])]))
 
 
-def test_an_envelope_wraps_the_entry_point_and_not_the_initialisation(
-    tmp_path: Path, write: Callable[..., None]
-) -> None:
+def test_an_envelope_wraps_the_entry_point_and_not_the_initialisation(tmp_path, write):
     write("def handle(data, context):\n    return data and [one * 2 for one in data]\n")
     [prediction] = in_envelope("json", tmp_path).predictions
     assert json.loads(bytes(prediction.body)) == {"predictions": [2, 4]}
 
 
-def test_a_question_for_a_description_carries_nothing_to_unwrap(
-    tmp_path: Path, write: Callable[..., None]
-) -> None:
+def test_a_question_for_a_description_carries_nothing_to_unwrap(tmp_path, write):
     write("def handle(data, context):\n    return ['described']\n")
     [prediction] = in_envelope("json", tmp_path, describe="True").predictions
     assert bytes(prediction.body) == b"described"
 
 
-def test_an_envelope_nobody_knows_fails_the_load(
-    tmp_path: Path, write: Callable[..., None]
-) -> None:
+def test_an_envelope_nobody_knows_fails_the_load(tmp_path, write):
     write(FUNCTION)
     with pytest.raises(ImportError, match="no request envelope 'parcel'"):
         in_envelope("parcel", tmp_path)
 
 
-def test_an_asynchronous_handler_fits_no_envelope(
-    tmp_path: Path, write: Callable[..., None]
-) -> None:
+def test_an_asynchronous_handler_fits_no_envelope(tmp_path, write):
     write(FUNCTION)
     with pytest.raises(HandlerUnusable, match="cannot wrap"):
         load_service(make_load(tmp_path, envelope="json", asynchronous=True))
@@ -372,17 +336,13 @@ def test_an_asynchronous_handler_fits_no_envelope(
 COROUTINE = "seen = []\nasync def handle(data, context):\n    seen.append(data)\n    return data\n"
 
 
-def test_a_coroutine_is_run_once_to_initialise_it(
-    tmp_path: Path, write: Callable[..., None]
-) -> None:
+def test_a_coroutine_is_run_once_to_initialise_it(tmp_path, write):
     write(COROUTINE)
     load_service(make_load(tmp_path, asynchronous=True), asyncio.run)
     assert sys.modules["my_model_handler"].seen == [None]
 
 
-def test_a_class_with_coroutines_needs_a_worker_that_can_wait(
-    tmp_path: Path, write: Callable[..., None]
-) -> None:
+def test_a_class_with_coroutines_needs_a_worker_that_can_wait(tmp_path, write):
     """vllm_handler without asyncCommunication started its engine and failed each request."""
     write(
         "class Handler:\n"
@@ -393,9 +353,7 @@ def test_a_class_with_coroutines_needs_a_worker_that_can_wait(
         load_service(make_load(tmp_path))
 
 
-def test_a_coroutine_needs_a_worker_that_can_wait(
-    tmp_path: Path, write: Callable[..., None]
-) -> None:
+def test_a_coroutine_needs_a_worker_that_can_wait(tmp_path, write):
     write(COROUTINE)
     with pytest.raises(HandlerUnusable, match="asyncCommunication"):
         load_service(make_load(tmp_path))
@@ -421,8 +379,8 @@ SAMPLE = "    def sample_input(self):\n        return self.name\n"
     ids=["none", "method", "attribute", "function", "bound method"],
 )
 def test_a_handler_is_asked_for_its_sample_if_it_has_a_method_for_it(
-    source: str, sample: Any, write: Callable[..., None], context: Context
-) -> None:
+    source, sample, write, context
+):
     write(source)
     handler = find_handler("my_model_handler")
     if "one = " not in source:
@@ -451,9 +409,7 @@ STAGED = (
         (CLASS, False, False),
     ],
 )
-def test_stages_overlap_where_they_are_to_and_can(
-    source: str, asked: bool, is_on: bool, tmp_path: Path, write: Callable[..., None]
-) -> None:
+def test_stages_overlap_where_they_are_to_and_can(source, asked, is_on, tmp_path, write):
     write(source)
     service = load_service(make_load(tmp_path, overlap_stages=asked))
     assert (service.stages is not None) is is_on
@@ -470,8 +426,8 @@ def test_stages_overlap_where_they_are_to_and_can(
     ],
 )
 def test_stages_that_are_to_overlap_and_cannot_are_reported(
-    source: str, changes: Any, reason: str, tmp_path: Path, write: Callable[..., None]
-) -> None:
+    source, changes, reason, tmp_path, write
+):
     write(source)
     with pytest.raises(HandlerUnusable, match=f"overlapStages cannot be true: {reason}"):
         load_service(make_load(tmp_path, overlap_stages=True, **changes))
@@ -486,8 +442,8 @@ def test_stages_that_are_to_overlap_and_cannot_are_reported(
     ],
 )
 def test_a_section_that_the_handler_does_not_apply_is_a_warning(
-    config: str, members: str, is_told: bool, tmp_path: Path, write: Callable[..., None]
-) -> None:
+    config, members, is_told, tmp_path, write
+):
     write(
         f"class Own:\n{members}    def initialize(self, context): pass\n"
         "    def handle(self, data, context): return data\n"

@@ -56,29 +56,29 @@ def write_manifest(directory: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("path", "name"), TEXT_FIELDS.items())
-def test_every_text_field_is_read_from_its_key(path: tuple[str, ...], name: str) -> None:
+def test_every_text_field_is_read_from_its_key(path, name):
     assert getattr(Manifest.parse(with_field(path, "some text")), name) == "some text"
 
 
 @pytest.mark.parametrize(("path", "name"), TEXT_FIELDS.items())
-def test_null_is_as_good_as_absent(path: tuple[str, ...], name: str) -> None:
+def test_null_is_as_good_as_absent(path, name):
     assert getattr(Manifest.parse(with_field(path, None)), name) == ""
 
 
 @pytest.mark.parametrize("path", TEXT_FIELDS)
 @pytest.mark.parametrize("value", [True, [], {}, ["x"], "nul\0", "\ud800", float("nan")])
-def test_a_wrong_type_is_refused_by_the_fields_name(path: tuple[str, ...], value: object) -> None:
+def test_a_wrong_type_is_refused_by_the_fields_name(path, value):
     with pytest.raises(ManifestError, match=f"field {'.'.join(path)} "):
         Manifest.parse(with_field(path, value))
 
 
 @pytest.mark.parametrize("literal", ["2", "1.10", "-3", "1e5"])
-def test_a_number_where_a_text_belongs_is_taken_by_its_literal(literal: str) -> None:
+def test_a_number_where_a_text_belongs_is_taken_by_its_literal(literal):
     manifest = Manifest.parse(f'{{"model": {{"modelVersion": {literal}}}}}')
     assert manifest.model_version == literal
 
 
-def test_extensions_and_unknown_keys_come_through_untouched() -> None:
+def test_extensions_and_unknown_keys_come_through_untouched():
     manifest = Manifest.parse(with_field(("model", "colour"), {"rgb": [1, 2.5, None]}))
     assert manifest.extensions == {"team": "vision", "stage": 2}
     assert manifest.raw["model"]["colour"] == {"rgb": [1, 2.5, None]}  # type: ignore[index]
@@ -99,7 +99,7 @@ def test_extensions_and_unknown_keys_come_through_untouched() -> None:
         ('{"model": {"extensions": 1}}', "Manifest field model.extensions must be an object."),
     ],
 )
-def test_what_cannot_be_read_is_refused(text: str, sentence: str) -> None:
+def test_what_cannot_be_read_is_refused(text, sentence):
     with pytest.raises(ManifestError) as refusal:
         Manifest.parse(text)
     assert str(refusal.value) == sentence
@@ -114,7 +114,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(st.text() | JSON_VALUES.map(json.dumps))
-def test_any_text_is_a_manifest_or_a_manifest_error(text: str) -> None:
+def test_any_text_is_a_manifest_or_a_manifest_error(text):
     try:
         manifest = Manifest.parse(text)
     except ManifestError:
@@ -123,9 +123,7 @@ def test_any_text_is_a_manifest_or_a_manifest_error(text: str) -> None:
 
 
 @given(name=st.text(), version=st.text(), handler=st.text(), runtime=st.sampled_from(["", "LSP"]))
-def test_what_is_registered_has_a_path_that_leads_to_it(
-    name: str, version: str, handler: str, runtime: str
-) -> None:
+def test_what_is_registered_has_a_path_that_leads_to_it(name, version, handler, runtime):
     manifest = Manifest.implied("m", "h").registered_as(name="n")
     try:
         registered = replace(manifest, model_version=version).registered_as(
@@ -142,9 +140,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 
 @given(name=NAMES, version=NAMES, handler=NAMES, created_on=NAMES, weights=NAMES)
-def test_what_is_written_reads_back_the_same(
-    name: str, version: str, handler: str, created_on: str, weights: str
-) -> None:
+def test_what_is_written_reads_back_the_same(name, version, handler, created_on, weights):
     manifest = Manifest(
         model_name=name,
         model_version=version,
@@ -157,20 +153,20 @@ def test_what_is_written_reads_back_the_same(
     assert Manifest.parse(manifest.to_json()) == manifest
 
 
-def test_written_as_the_archiver_does_indented_and_in_order() -> None:
+def test_written_as_the_archiver_does_indented_and_in_order():
     assert Manifest.parse(json.dumps(FULL)).to_json() == json.dumps(FULL, indent=2)
 
 
-def test_an_empty_model_entry_is_still_written() -> None:
+def test_an_empty_model_entry_is_still_written():
     assert json.loads(Manifest(runtime="python").to_json()) == {"runtime": "python", "model": {}}
 
 
-def test_a_directory_without_manifest_has_none(tmp_path: Path) -> None:
+def test_a_directory_without_manifest_has_none(tmp_path):
     assert Manifest.read(tmp_path) is None
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte-order-mark"])
-def test_a_directory_with_manifest_is_read(tmp_path: Path, mark: bytes) -> None:
+def test_a_directory_with_manifest_is_read(tmp_path, mark):
     write_manifest(tmp_path, mark + json.dumps(FULL).encode())
     manifest = Manifest.read(tmp_path)
     assert manifest is not None
@@ -182,15 +178,13 @@ def test_a_directory_with_manifest_is_read(tmp_path: Path, mark: bytes) -> None:
     [(b"\xff\xfe", "Failed to parse"), (b" " * (1 << 21), "longer than 1048576 bytes")],
     ids=["no-text", "endless"],
 )
-def test_a_manifest_file_that_is_none_is_refused(
-    tmp_path: Path, data: bytes, sentence: str
-) -> None:
+def test_a_manifest_file_that_is_none_is_refused(tmp_path, data, sentence):
     write_manifest(tmp_path, data)
     with pytest.raises(ManifestError, match=sentence):
         Manifest.read(tmp_path)
 
 
-def test_an_implied_manifest_can_be_registered() -> None:
+def test_an_implied_manifest_can_be_registered():
     manifest = Manifest.implied("squeezenet", "serve.py:handle")
     manifest.validate()
     assert manifest == Manifest(
@@ -199,14 +193,14 @@ def test_an_implied_manifest_can_be_registered() -> None:
     assert manifest.raw == {}
 
 
-def test_a_registration_overrides_name_runtime_and_handler() -> None:
+def test_a_registration_overrides_name_runtime_and_handler():
     manifest = Manifest.parse(json.dumps(FULL)).registered_as(
         name="other", runtime="python", handler="h:f", fallback_name="no", fallback_handler="no"
     )
     assert (manifest.model_name, manifest.runtime, manifest.handler) == ("other", "python", "h:f")
 
 
-def test_a_registration_falls_back_only_where_the_manifest_is_silent() -> None:
+def test_a_registration_falls_back_only_where_the_manifest_is_silent():
     silent = Manifest.parse('{"runtime": "python", "model": {}}')
     registered = silent.registered_as(fallback_name="file", fallback_handler="h")
     assert (registered.model_name, registered.handler) == ("file", "h")
@@ -217,7 +211,7 @@ def test_a_registration_falls_back_only_where_the_manifest_is_silent() -> None:
     assert (spoken.model_name, spoken.handler) == ("resnet-18", "image_classifier")
 
 
-def test_the_servers_envelope_replaces_the_manifests_even_by_nothing() -> None:
+def test_the_servers_envelope_replaces_the_manifests_even_by_nothing():
     manifest = Manifest.parse(with_field(("model", "envelope"), "body"))
     assert manifest.registered_as(envelope="json").envelope == "json"
     assert manifest.registered_as().envelope == ""
@@ -230,13 +224,13 @@ def test_the_servers_envelope_replaces_the_manifests_even_by_nothing() -> None:
         ('{"runtime": "java", "model": {"modelName": "m"}}', "Runtime is not defined or invalid."),
     ],
 )
-def test_a_registration_that_stays_incomplete_is_refused(text: str, sentence: str) -> None:
+def test_a_registration_that_stays_incomplete_is_refused(text, sentence):
     with pytest.raises(ManifestError) as refusal:
         Manifest.parse(text).registered_as()
     assert str(refusal.value) == sentence
 
 
-def test_a_missing_version_is_named_when_nobody_fills_it_in() -> None:
+def test_a_missing_version_is_named_when_nobody_fills_it_in():
     with pytest.raises(ManifestError, match=r"^Model version is not defined\.$"):
         Manifest(model_name="m", runtime="python").validate()
 
@@ -256,14 +250,14 @@ UNADDRESSABLE = [
 
 
 @pytest.mark.parametrize("name", UNADDRESSABLE)
-def test_a_name_nobody_could_address_is_refused(name: str) -> None:
+def test_a_name_nobody_could_address_is_refused(name):
     with pytest.raises(ManifestError) as refusal:
         Manifest.implied("m", "h").registered_as(name=name)
     assert len(str(refusal.value)) < 200
 
 
 @pytest.mark.parametrize("version", UNADDRESSABLE)
-def test_a_version_nobody_could_address_is_refused(version: str) -> None:
+def test_a_version_nobody_could_address_is_refused(version):
     with pytest.raises(ManifestError):
         Manifest(model_name="m", model_version=version, runtime="python").validate()
 
@@ -271,11 +265,11 @@ def test_a_version_nobody_could_address_is_refused(version: str) -> None:
 @pytest.mark.parametrize(
     "name", ["...", "%2F", "a b", "m.v2:predict", "\u6a21\u578b", "n" * 255, "\u00e9" * 127]
 )
-def test_an_odd_name_that_can_be_addressed_is_registered(name: str) -> None:
+def test_an_odd_name_that_can_be_addressed_is_registered(name):
     manifest = Manifest.implied("m", "h").registered_as(name=name)
     assert manifest.model_name == name
 
 
-def test_the_runtime_of_a_workflow_is_not_read() -> None:
+def test_the_runtime_of_a_workflow_is_not_read():
     manifest = WorkflowManifest.parse('{"workflow": {"workflowName": "w"}, "runtime": {}}')
     assert manifest.workflow_name == "w"

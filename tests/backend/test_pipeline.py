@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -165,7 +165,7 @@ class Peer:
 
 
 @pytest.fixture
-def handler(request: pytest.FixtureRequest) -> Handler:
+def handler(request):
     handler = Handler()
     handler.devices = getattr(request, "param", 1)
     return handler
@@ -176,7 +176,7 @@ either = pytest.mark.parametrize("handler", [1, 2], indirect=True)
 
 
 @pytest.fixture
-def peer(handler: Handler) -> Iterator[Any]:
+def peer(handler):
     """The frontend's end of a worker that runs until the test leaves; ``end`` is its outcome."""
     near, far = socket.socketpair()
     near.settimeout(SECONDS)
@@ -186,7 +186,7 @@ def peer(handler: Handler) -> Iterator[Any]:
     measurements = Measurements(Load("m", "/m", "h", 4, None, True, 1, "1"), service)
 
     with near, far, ThreadPoolExecutor(1, "main") as main:
-        peer: Any = Peer(near)
+        peer = Peer(near)
         peer.end = main.submit(serve_in_stages, connection, service, measurements.compare_once)
         yield peer
         for gate in handler.gates.opened.values():
@@ -196,9 +196,7 @@ def peer(handler: Handler) -> Iterator[Any]:
         peer.end.exception(SECONDS)
 
 
-def test_three_batches_are_in_three_stages_and_the_frontend_is_asked_for_more(
-    handler: Handler, peer: Any
-) -> None:
+def test_three_batches_are_in_three_stages_and_the_frontend_is_asked_for_more(handler, peer):
     for stage, body in zip(STAGES[::-1], (b"a", b"b", b"c"), strict=True):
         handler.gates.at(stage, body)
     for number, body in enumerate((b"a", b"b", b"c"), 1):
@@ -214,9 +212,7 @@ def test_three_batches_are_in_three_stages_and_the_frontend_is_asked_for_more(
 
 
 @spread
-def test_a_model_on_two_devices_takes_batches_while_others_are_in_it(
-    handler: Handler, peer: Any
-) -> None:
+def test_a_model_on_two_devices_takes_batches_while_others_are_in_it(handler, peer):
     """One more than it has devices, and they leave in order, however long each was in it."""
     bodies = (b"a", b"b", b"c", b"d", b"e")
     for body in bodies[:3]:
@@ -233,12 +229,10 @@ def test_a_model_on_two_devices_takes_batches_while_others_are_in_it(
     assert [peer.answer().number for _ in bodies] == [1, 2, 3, 4, 5]
 
 
-def test_a_batch_is_not_begun_while_the_one_before_waits_for_the_model(
-    handler: Handler, peer: Any
-) -> None:
+def test_a_batch_is_not_begun_while_the_one_before_waits_for_the_model(handler, peer):
     handler.gates.at("inference", b"a")
     handler.gates.at("preprocess", b"b")
-    entered: list[int] = []
+    entered = []
     handler.actions["inference", b"a"] = lambda _: entered.append(len(handler.walks))
     for number, body in enumerate((b"a", b"b", b"c"), 1):
         peer.send(body, number=number)
@@ -252,7 +246,7 @@ def test_a_batch_is_not_begun_while_the_one_before_waits_for_the_model(
     assert entered == [2]
 
 
-def test_the_worker_asks_late_when_the_model_takes_longest(handler: Handler, peer: Any) -> None:
+def test_the_worker_asks_late_when_the_model_takes_longest(handler, peer):
     """By then preparing took microseconds, and the model fifty milliseconds, twice."""
     for number, body in enumerate((b"a", b"b"), 1):
         handler.actions["inference", body] = lambda _: time.sleep(0.05)
@@ -270,9 +264,7 @@ def test_the_worker_asks_late_when_the_model_takes_longest(handler: Handler, pee
     assert peer.answer().number == 3
 
 
-def test_the_reply_has_the_time_of_all_stages_and_the_metrics_of_its_requests(
-    handler: Handler, peer: Any
-) -> None:
+def test_the_reply_has_the_time_of_all_stages_and_the_metrics_of_its_requests(handler, peer):
     peer.send(b"a", b"b", number=1)
     reply = peer.answer()
     assert reply.handler_ms == 3000.0
@@ -291,10 +283,8 @@ def test_the_reply_has_the_time_of_all_stages_and_the_metrics_of_its_requests(
     ],
 )
 @either
-def test_a_failure_concerns_its_batch_only(
-    stage: str, error: Exception, code: int, message: str, handler: Handler, peer: Any
-) -> None:
-    def fail(_context: Context) -> None:
+def test_a_failure_concerns_its_batch_only(stage, error, code, message, handler, peer):
+    def fail(_context):
         raise error
 
     handler.actions[stage, b"b"] = fail
@@ -306,8 +296,8 @@ def test_a_failure_concerns_its_batch_only(
     assert replies[1].message in (message, message.partition(" : ")[0])
 
 
-def test_a_failed_batch_does_not_lose_the_metrics_of_others(handler: Handler, peer: Any) -> None:
-    def fail(_context: Context) -> None:
+def test_a_failed_batch_does_not_lose_the_metrics_of_others(handler, peer):
+    def fail(_context):
         raise ValueError
 
     handler.actions["postprocess", b"a"] = fail
@@ -326,16 +316,16 @@ def test_a_failed_batch_does_not_lose_the_metrics_of_others(handler: Handler, pe
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_failed_batch_is_released_before_the_next_one_is_in_the_model(
-    stage: str, handler: Handler, peer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    stage, handler, peer, monkeypatch
+):
     class Activations:
         """What the frames of a traceback keep."""
 
     # pytest keeps what is logged, and with it the traceback.
     monkeypatch.setattr(logging.getLogger("marserve.backend.handler"), "disabled", True)
-    left: list[Any] = []
+    left = []
 
-    def fail(_context: Context) -> None:
+    def fail(_context):
         held = Activations()
         left.append(weakref.ref(held))
         raise RuntimeError("out of memory")
@@ -356,8 +346,8 @@ def test_a_failed_batch_is_released_before_the_next_one_is_in_the_model(
 @either
 @pytest.mark.parametrize("stage", STAGES)
 def test_sys_exit_ends_the_process_from_any_stage_after_earlier_batches_are_answered(
-    stage: str, handler: Handler, peer: Any
-) -> None:
+    stage, handler, peer
+):
     handler.actions[stage, b"b"] = lambda _: sys.exit(7)
     for gate in STAGES[STAGES.index(stage) + 1 :]:
         handler.gates.at(gate, b"a")
@@ -371,9 +361,7 @@ def test_sys_exit_ends_the_process_from_any_stage_after_earlier_batches_are_answ
 
 
 @either
-def test_a_batch_that_runs_alone_waits_for_those_before_it_and_holds_up_those_behind(
-    handler: Handler, peer: Any
-) -> None:
+def test_a_batch_that_runs_alone_waits_for_those_before_it_and_holds_up_those_behind(handler, peer):
     handler.gates.at("postprocess", b"a")
     handler.gates.at("alone", b"why")
     peer.send(b"a", number=1)
@@ -391,7 +379,7 @@ def test_a_batch_that_runs_alone_waits_for_those_before_it_and_holds_up_those_be
     assert bytes(replies[0].predictions[0].body) == b"alone"
 
 
-def test_pieces_of_overlapping_answers_reach_their_own_batch(handler: Handler, peer: Any) -> None:
+def test_pieces_of_overlapping_answers_reach_their_own_batch(handler, peer):
     handler.actions["inference", b"a"] = lambda context: context.send_intermediate(["half"])
     handler.gates.at("postprocess", b"a")
     peer.send(b"a", number=1)
@@ -404,7 +392,7 @@ def test_pieces_of_overlapping_answers_reach_their_own_batch(handler: Handler, p
 
 
 @either
-def test_padding_is_not_answered_and_not_measured(handler: Handler, peer: Any) -> None:
+def test_padding_is_not_answered_and_not_measured(handler, peer):
     peer.send(b"a", number=1, run_as=4)
     reply = peer.answer()
     assert len(handler.walks[0].data) == 4
@@ -413,9 +401,7 @@ def test_padding_is_not_answered_and_not_measured(handler: Handler, peer: Any) -
 
 
 @either
-def test_the_loop_ends_when_the_frontend_leaves_and_all_is_answered(
-    handler: Handler, peer: Any
-) -> None:
+def test_the_loop_ends_when_the_frontend_leaves_and_all_is_answered(handler, peer):
     handler.gates.at("inference", b"a")
     peer.send(b"a", number=1)
     peer.send(b"b", number=2)
@@ -426,16 +412,14 @@ def test_the_loop_ends_when_the_frontend_leaves_and_all_is_answered(
     assert peer.end.result(SECONDS) is None
 
 
-def test_a_message_that_is_no_batch_breaks_the_connection(peer: Any) -> None:
+def test_a_message_that_is_no_batch_breaks_the_connection(peer):
     peer.send_message(Load("m", "/m", "h", 1, None, True, 1, "1"))
-    outcome: Future[None] = peer.end
+    outcome = peer.end
     assert "Load is not expected now" in str(outcome.exception(SECONDS))
 
 
 @either
-def test_the_loop_ends_when_the_connection_breaks_during_a_batch(
-    handler: Handler, peer: Any
-) -> None:
+def test_the_loop_ends_when_the_connection_breaks_during_a_batch(handler, peer):
     handler.gates.at("postprocess", b"a")
     peer.send(b"a", number=1)
     handler.gates.wait_entered("postprocess", b"a")
@@ -444,7 +428,7 @@ def test_the_loop_ends_when_the_connection_breaks_during_a_batch(
     assert isinstance(peer.end.exception(SECONDS), ConnectionError)
 
 
-def test_the_next_batch_is_asked_for_in_time_to_be_prepared_and_not_before() -> None:
+def test_the_next_batch_is_asked_for_in_time_to_be_prepared_and_not_before():
     pace = _Pace()
     pace.prepared(0.010)
     pace.predicted(0.100)

@@ -78,19 +78,19 @@ def rows(*inputs: Input, **options: Any) -> list[dict[str, Any]]:
         ("Text/plain", b"x", bytearray(b"x")),
     ],
 )
-def test_a_part_is_decoded_by_its_content_type(content_type: str, body: bytes, value: Any) -> None:
+def test_a_part_is_decoded_by_its_content_type(content_type, body, value):
     [row] = rows(make_input(Part("body", content_type, bytearray(body))))
     assert row == {"body": value}
     assert type(row["body"]) is type(value)
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", ""])
-def test_decoding_can_be_switched_off(content_type: str) -> None:
+def test_decoding_can_be_switched_off(content_type):
     [row] = rows(make_input(Part("body", content_type, bytearray(b"1"))), decode_input=False)
     assert row == {"body": bytearray(b"1")}
 
 
-def test_each_request_is_a_dict_of_its_parts_in_order() -> None:
+def test_each_request_is_a_dict_of_its_parts_in_order():
     first = make_input(Part("a", "", bytearray(b"1")), Part("b", "application/json", b"2"))
     assert rows(first, make_input(Part("c", "text/plain", b"3")), Input("", {}, [])) == [
         {"a": bytearray(b"1"), "b": 2},
@@ -100,8 +100,8 @@ def test_each_request_is_a_dict_of_its_parts_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["request_processor", "_request_processor"])
-def test_answers_are_what_was_set_to_processors_a_handler_put_in_place(name: str) -> None:
-    def entry_point(data: Any, context: Context) -> Any:
+def test_answers_are_what_was_set_to_processors_a_handler_put_in_place(name):
+    def entry_point(data, context):
         setattr(context, name, [RequestProcessor({}) for _ in data])
         context.set_response_status(201, "Made", 1)
         context.set_response_header(1, "X-Mine", "yes")
@@ -112,8 +112,8 @@ def test_answers_are_what_was_set_to_processors_a_handler_put_in_place(name: str
 
 
 @pytest.mark.parametrize("wrong", [None, [], [1, 2], "ab", [RequestProcessor({})] * 3])
-def test_what_cannot_be_the_processors_of_a_batch_changes_no_answer(wrong: Any) -> None:
-    def entry_point(data: Any, context: Context) -> Any:
+def test_what_cannot_be_the_processors_of_a_batch_changes_no_answer(wrong):
+    def entry_point(data, context):
         context.set_response_status(201, "Made", 1)
         context.request_processor = wrong
         return [str(place) for place in range(len(data))]
@@ -121,10 +121,10 @@ def test_what_cannot_be_the_processors_of_a_batch_changes_no_answer(wrong: Any) 
     assert [each.status for each in predict(entry_point, 2).predictions] == [200, 201]
 
 
-def test_the_context_knows_ids_and_headers_of_the_batch_in_hand() -> None:
-    seen: list[Any] = []
+def test_the_context_knows_ids_and_headers_of_the_batch_in_hand():
+    seen = []
 
-    def entry_point(data: Any, context: Context) -> Any:
+    def entry_point(data, context):
         seen.append(
             (
                 context.request_ids,
@@ -160,7 +160,7 @@ def test_the_context_knows_ids_and_headers_of_the_batch_in_hand() -> None:
         (True, b"true"),
     ],
 )
-def test_a_result_becomes_a_body(result: Any, body: bytes) -> None:
+def test_a_result_becomes_a_body(result, body):
     reply = predict(lambda *_: [result])
     assert (reply.code, reply.predictions) == (200, [Prediction(body)])
 
@@ -181,7 +181,7 @@ def circular() -> list[Any]:
         ({(1, 2): 3}, "prediction has a key that is of type tuple."),
     ],
 )
-def test_a_result_that_cannot_be_sent_fails_only_its_own_request(unsendable: Any, why: str) -> None:
+def test_a_result_that_cannot_be_sent_fails_only_its_own_request(unsendable, why):
     reply = predict(lambda *_: ["a", unsendable, "c"], count=3)
     assert reply.code == 200
     good, bad, last = reply.predictions
@@ -189,7 +189,7 @@ def test_a_result_that_cannot_be_sent_fails_only_its_own_request(unsendable: Any
     assert error_of(bad) == (503, f"Unsupported model output data type. {why}")
 
 
-def test_a_result_above_the_limit_fails_only_its_own_request() -> None:
+def test_a_result_above_the_limit_fails_only_its_own_request():
     reply = predict(lambda *_: [b"12345", b"123456"], count=2, max_response_bytes=5)
     fits, too_long = reply.predictions
     assert fits.body == b"12345"
@@ -199,8 +199,8 @@ def test_a_result_above_the_limit_fails_only_its_own_request() -> None:
     assert "max_response_size" in message
 
 
-def test_status_phrase_and_headers_are_each_requests_own() -> None:
-    def entry_point(data: Any, context: Context) -> Any:
+def test_status_phrase_and_headers_are_each_requests_own():
+    def entry_point(data, context):
         context.set_response_status(418, "My Phrase", idx=1)
         context.set_response_header(1, "x-pot", "tea")
         context.set_response_content_type(0, "text/plain")
@@ -212,8 +212,8 @@ def test_status_phrase_and_headers_are_each_requests_own() -> None:
     ]
 
 
-def test_what_one_batch_set_of_its_answers_does_not_stick_to_the_next() -> None:
-    def entry_point(data: Any, context: Context) -> Any:
+def test_what_one_batch_set_of_its_answers_does_not_stick_to_the_next():
+    def entry_point(data, context):
         if data[0]["body"] == bytearray(b"x"):
             context.set_response_status(400)
             context.set_response_header(0, "a", "b")
@@ -225,8 +225,8 @@ def test_what_one_batch_set_of_its_answers_does_not_stick_to_the_next() -> None:
     assert prediction == Prediction(b"done")
 
 
-def test_a_status_that_is_no_number_fails_only_its_own_request() -> None:
-    def entry_point(data: Any, context: Context) -> Any:
+def test_a_status_that_is_no_number_fails_only_its_own_request():
+    def entry_point(data, context):
         context.set_response_status("teapot", idx=1)  # type: ignore[arg-type]
         return ["a", "b"]
 
@@ -257,7 +257,7 @@ def test_a_status_that_is_no_number_fails_only_its_own_request() -> None:
         (RecursionError(), 503, "Prediction failed"),
     ],
 )
-def test_an_exception_speaks_for_the_whole_batch(error: Exception, code: int, message: str) -> None:
+def test_an_exception_speaks_for_the_whole_batch(error, code, message):
     reply = predict(raising(error), count=2)
     assert (reply.code, reply.message, reply.predictions) == (code, message, [])
     assert failure_of(error) == (code, message)
@@ -268,17 +268,17 @@ class _Mute(Exception):
         raise RuntimeError("no words")
 
 
-def test_an_exception_that_cannot_be_reported_is_a_failure_like_others() -> None:
+def test_an_exception_that_cannot_be_reported_is_a_failure_like_others():
     assert predict(raising(_Mute())).code == 503
 
 
-def test_an_exception_with_a_status_of_success_still_answers_the_batch() -> None:
+def test_an_exception_with_a_status_of_success_still_answers_the_batch():
     reply = predict(raising(PredictionException("fine", 200)))
     assert reply.code != 200 or len(reply.predictions) == 1
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_what_ends_a_process_ends_it(error: BaseException) -> None:
+def test_what_ends_a_process_ends_it(error):
     with pytest.raises(type(error)):
         predict(raising(error))
 
@@ -288,20 +288,18 @@ def test_what_ends_a_process_ends_it(error: BaseException) -> None:
     [None, ("a", "b"), "ab", {"a": 1}, b"ab", pytest.param(iter(["a", "b"]), id="iterator")],
     ids=repr,
 )
-def test_anything_but_a_list_fails_the_batch(results: Any) -> None:
+def test_anything_but_a_list_fails_the_batch(results):
     reply = predict(lambda *_: results, count=2)
     assert (reply.code, reply.message) == (503, "Invalid model predict output")
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_another_number_of_results_fails_the_batch(count: int) -> None:
+def test_another_number_of_results_fails_the_batch(count):
     reply = predict(lambda *_: ["x"] * count, count=2)
     assert (reply.code, reply.message) == (503, "number of batch response mismatched")
 
 
-def test_the_traceback_goes_to_the_log_and_not_to_the_client(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_traceback_goes_to_the_log_and_not_to_the_client(caplog):
     reply = predict(raising(ValueError("secret detail")))
     assert "secret detail" not in reply.message
     assert "secret detail" in caplog.text
@@ -315,8 +313,8 @@ def names(reply: Reply) -> list[str]:
     return [row[1] for row in reply.metrics]
 
 
-def test_what_a_handler_reports_travels_with_its_reply_once() -> None:
-    def entry_point(data: Any, context: Context) -> Any:
+def test_what_a_handler_reports_travels_with_its_reply_once():
+    def entry_point(data, context):
         context.metrics.add_counter("Cats", 2)
         return data
 
@@ -327,8 +325,8 @@ def test_what_a_handler_reports_travels_with_its_reply_once() -> None:
         assert reply.handler_ms > 0
 
 
-def test_a_failed_batch_has_its_metrics_but_no_prediction_time() -> None:
-    def entry_point(data: Any, context: Context) -> Any:
+def test_a_failed_batch_has_its_metrics_but_no_prediction_time():
+    def entry_point(data, context):
         context.metrics.add_counter("Cats", 2)
         raise ValueError
 
@@ -345,8 +343,8 @@ def stream(entry_point: Callable[[Any, Context], Any], count: int = 2) -> tuple[
     return pieces, make_service(entry_point).predict(Predict(inputs), pieces.append)
 
 
-def test_a_piece_has_a_prediction_for_each_request_and_says_that_more_follows() -> None:
-    def handle(data: Any, context: Context) -> Any:
+def test_a_piece_has_a_prediction_for_each_request_and_says_that_more_follows():
+    def handle(data, context):
         context.set_response_status(201, "so far", idx=1)
         context.send_intermediate(["a0", b"b0"], context.request_ids)
         return ["a1", "b1"]
@@ -359,8 +357,8 @@ def test_a_piece_has_a_prediction_for_each_request_and_says_that_more_follows() 
     assert [each.headers["ts_stream_next"] for each in reply.predictions] == ["false", "false"]
 
 
-def test_a_piece_may_be_of_some_requests_only() -> None:
-    def handle(data: Any, context: Context) -> Any:
+def test_a_piece_may_be_of_some_requests_only():
+    def handle(data, context):
         with context.limited_to([1]):
             context.send_intermediate(["b0"], context.request_ids)
         return data
@@ -370,8 +368,8 @@ def test_a_piece_may_be_of_some_requests_only() -> None:
 
 
 @pytest.mark.parametrize(("results", "ids"), [(["a"], None), ("ab", None), (["a"], {0: "other"})])
-def test_pieces_that_do_not_fit_are_the_authors_mistake(results: Any, ids: Any) -> None:
-    def handle(data: Any, context: Context) -> Any:
+def test_pieces_that_do_not_fit_are_the_authors_mistake(results, ids):
+    def handle(data, context):
         with pytest.raises(ValueError, match=r"intermediate response|in the batch"):
             context.send_intermediate(results, ids)
         return data
@@ -379,8 +377,8 @@ def test_pieces_that_do_not_fit_are_the_authors_mistake(results: Any, ids: Any) 
     assert stream(handle)[0] == []
 
 
-def test_an_intermediate_failure_tells_its_sentence() -> None:
-    def handle(data: Any, context: Context) -> Any:
+def test_an_intermediate_failure_tells_its_sentence():
+    def handle(data, context):
         context.send_intermediate([], None, "no more tokens", 413)
         return data
 
@@ -388,8 +386,8 @@ def test_an_intermediate_failure_tells_its_sentence() -> None:
     assert (piece.code, piece.message) == (507, "no more tokens")
 
 
-def test_stopping_criteria_say_which_answers_go_on() -> None:
-    def handle(data: Any, context: Context) -> Any:
+def test_stopping_criteria_say_which_answers_go_on():
+    def handle(data, context):
         context.stopping_criteria = [
             lambda result: result == "a",
             lambda result: result == "a",
@@ -404,8 +402,8 @@ def test_stopping_criteria_say_which_answers_go_on() -> None:
     assert headers == ["false", "true", None, None, "false"]
 
 
-def test_stopping_criteria_are_of_one_batch() -> None:
-    def handle(data: Any, context: Context) -> Any:
+def test_stopping_criteria_are_of_one_batch():
+    def handle(data, context):
         if context.stopping_criteria is None and data[0]["body"] == b"first":
             context.stopping_criteria = [lambda _: False]
         return data
@@ -420,10 +418,10 @@ def test_stopping_criteria_are_of_one_batch() -> None:
 # -- padding ---------------------------------------------------------------------------------------
 
 
-def test_a_handler_sees_a_padded_batch_as_it_sees_any_other() -> None:
-    seen: list[Any] = []
+def test_a_handler_sees_a_padded_batch_as_it_sees_any_other():
+    seen = []
 
-    def handle(data: Any, context: Context) -> Any:
+    def handle(data, context):
         data[3]["body"].extend(b"changed in place")
         seen.extend((data, context.request_ids))
         seen.append([context.get_request_header(i, "X-Trace") for i in range(len(data))])
@@ -440,23 +438,23 @@ def test_a_handler_sees_a_padded_batch_as_it_sees_any_other() -> None:
 
 
 @pytest.mark.parametrize("run_as", [-1, 0, 1, 2])
-def test_a_batch_that_is_large_enough_is_not_padded(run_as: int) -> None:
+def test_a_batch_that_is_large_enough_is_not_padded(run_as):
     service = make_service(lambda data, _: [str(len(data)) for _ in data])
     reply = service.predict(Predict([make_input(), make_input()], run_as=run_as))
     assert [each.body for each in reply.predictions] == [b"2", b"2"]
 
 
 @pytest.mark.parametrize("count", [0, 2, 3, 5])
-def test_the_number_of_results_is_that_of_the_padded_batch(count: int) -> None:
+def test_the_number_of_results_is_that_of_the_padded_batch(count):
     service = make_service(lambda *_: ["x"] * count)
     reply = service.predict(Predict([make_input(), make_input()], run_as=4))
     assert (reply.code, reply.message) == (503, "number of batch response mismatched")
 
 
-def test_pieces_about_the_padding_stay_here() -> None:
-    pieces: list[Piece] = []
+def test_pieces_about_the_padding_stay_here():
+    pieces = []
 
-    def handle(data: Any, context: Context) -> Any:
+    def handle(data, context):
         ids = context.request_ids or {}
         context.send_intermediate(["a", "p", "p"])
         context.send_intermediate(["p"], {0: ids[2]})
@@ -469,8 +467,8 @@ def test_pieces_about_the_padding_stay_here() -> None:
     assert reply.predictions == [Prediction(b"a3", headers={"ts_stream_next": "false"})]
 
 
-def test_an_answer_is_no_stream_for_pieces_about_the_padding_alone() -> None:
-    def handle(data: Any, context: Context) -> Any:
+def test_an_answer_is_no_stream_for_pieces_about_the_padding_alone():
+    def handle(data, context):
         context.send_intermediate(["p"], {0: (context.request_ids or {})[1]})
         return ["a", "p"]
 
@@ -478,10 +476,10 @@ def test_an_answer_is_no_stream_for_pieces_about_the_padding_alone() -> None:
     assert reply.predictions == [Prediction(b"a")]
 
 
-def test_stopping_criteria_are_not_asked_about_the_padding() -> None:
-    asked: list[str] = []
+def test_stopping_criteria_are_not_asked_about_the_padding():
+    asked = []
 
-    def handle(data: Any, context: Context) -> Any:
+    def handle(data, context):
         context.stopping_criteria = [asked.append] * 3
         return ["a", "p", "p"]
 
@@ -490,8 +488,8 @@ def test_stopping_criteria_are_not_asked_about_the_padding() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_metrics_about_the_padding_stay_here(fails: bool) -> None:
-    def handle(data: Any, context: Context) -> Any:
+def test_metrics_about_the_padding_stay_here(fails):
+    def handle(data, context):
         context.metrics.add_counter("All", 1)
         for place in range(len(data)):
             context.metrics.add_counter(f"Row{place}", 1, place)
@@ -524,12 +522,10 @@ def answering(data: Any, context: Context) -> Any:
     st.lists(st.text("abc-01", min_size=1), min_size=1, max_size=6, unique=True),
     st.integers(0, 12),
 )
-def test_whatever_the_size_clients_get_what_they_would_without_padding(
-    ids: list[str], run_as: int
-) -> None:
+def test_whatever_the_size_clients_get_what_they_would_without_padding(ids, run_as):
     inputs = [make_input(id_=each) for each in ids]
-    plain_pieces: list[Piece] = []
-    padded_pieces: list[Piece] = []
+    plain_pieces = []
+    padded_pieces = []
     plain = make_service(answering).predict(Predict(inputs), plain_pieces.append)
     padded = make_service(answering).predict(Predict(inputs, run_as=run_as), padded_pieces.append)
     assert padded.handler_started > plain.handler_started > 0.0
@@ -541,8 +537,8 @@ def test_whatever_the_size_clients_get_what_they_would_without_padding(
 # -- warm_ups ------------------------------------------------------------------------------------
 
 
-def test_warming_up_leaves_no_trace_in_the_context() -> None:
-    def handle(data: Any, context: Context) -> Any:
+def test_warming_up_leaves_no_trace_in_the_context():
+    def handle(data, context):
         context.metrics.add_counter("Batch", 1)
         context.stopping_criteria = [lambda _: True]
         return data
@@ -562,17 +558,17 @@ def test_warming_up_leaves_no_trace_in_the_context() -> None:
 # -- coroutines ------------------------------------------------------------------------------------
 
 
-def test_requests_of_a_coroutine_have_a_context_of_their_own() -> None:
+def test_requests_of_a_coroutine_have_a_context_of_their_own():
     both = asyncio.Event()
 
-    async def handle(data: Any, context: Context) -> Any:
+    async def handle(data, context):
         context.seen.append(context.get_request_id())  # type: ignore[attr-defined]
         if context.get_request_id() == "b":
             both.set()
         await both.wait()
         return [f"{context.get_request_id()} {context.seen}"]  # type: ignore[attr-defined]
 
-    async def scenario() -> list[Reply]:
+    async def scenario():
         context = make_context()
         context.seen = []  # type: ignore[attr-defined]
         service = Service(handle, context)
@@ -584,8 +580,8 @@ def test_requests_of_a_coroutine_have_a_context_of_their_own() -> None:
     assert [bytes(reply.predictions[0].body) for reply in replies] == [b"a ['a']", b"b ['b']"]
 
 
-def test_a_context_with_what_cannot_be_copied_serves_coroutines() -> None:
-    async def handle(data: Any, context: Context) -> Any:
+def test_a_context_with_what_cannot_be_copied_serves_coroutines():
+    async def handle(data, context):
         return [context.lock is lock and context.model is model]  # type: ignore[attr-defined]
 
     context, lock, model = make_context(), threading.Lock(), object()
@@ -598,7 +594,7 @@ def test_a_context_with_what_cannot_be_copied_serves_coroutines() -> None:
     ("entry_point", "code"),
     [(lambda data, _: data, 200), (raising(ValueError()), 503), (lambda *_: asyncio.sleep(0), 503)],
 )
-def test_one_request_beside_others_ends_as_it_would_alone(entry_point: Any, code: int) -> None:
+def test_one_request_beside_others_ends_as_it_would_alone(entry_point, code):
     service = make_service(entry_point)
     assert (
         asyncio.run(
@@ -608,7 +604,7 @@ def test_one_request_beside_others_ends_as_it_would_alone(entry_point: Any, code
     )
 
 
-def test_the_last_input_is_repeated_up_to_the_size() -> None:
+def test_the_last_input_is_repeated_up_to_the_size():
     first, last = make_input(id_="1"), make_input(Part("a", "", b"y"), Part("b", "", b"z"), id_="2")
     filled = padded([first, last], 5)
     assert filled[:2] == [first, last]
@@ -616,7 +612,7 @@ def test_the_last_input_is_repeated_up_to_the_size() -> None:
     assert len({each.id for each in filled}) == 5
 
 
-def test_a_repeat_has_bodies_of_its_own() -> None:
+def test_a_repeat_has_bodies_of_its_own():
     original = make_input(id_="1")
     first, second = repeats(original, ["a", "b"])
     first.parts[0].body += b"changed"
@@ -629,7 +625,7 @@ def row(*ids: str) -> list[object]:
 
 
 @pytest.mark.parametrize("real", [[], ["1"], ["padding-0"], ["1", "2"]])
-def test_ids_of_padding_are_taken_out_of_metrics(real: list[str]) -> None:
+def test_ids_of_padding_are_taken_out_of_metrics(real):
     ours = [each.id for each in padded([make_input(id_="1")], 3)[1:]]
     mixed = [row(*real, *ours)] if real else []
     assert without_padding([row(*real), row(*ours), *mixed]) == [row(*real)] * (1 + len(mixed))
@@ -651,16 +647,16 @@ async def _coroutine(_sequence_id: str, _reason: str) -> None:
         (_coroutine, 503, True),  # nobody would wait for it
     ],
 )
-def test_a_handler_is_told_that_a_sequence_is_over(hook: Any, code: int, wants: bool) -> None:
+def test_a_handler_is_told_that_a_sequence_is_over(hook, code, wants):
     service = make_service(lambda data, _: data, owner=SimpleNamespace(end_sequence=hook))
     assert service.ends_sequences is wants
     assert service.end_sequence(EndSequence("a", "idle")).code == code
 
 
-def test_a_coroutine_is_waited_for_where_the_handler_is_one() -> None:
+def test_a_coroutine_is_waited_for_where_the_handler_is_one():
     told = []
 
-    async def hook(*what: str) -> None:
+    async def hook(*what):
         await asyncio.sleep(0)
         told.append(what)
 

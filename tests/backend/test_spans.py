@@ -1,7 +1,6 @@
 """The header ``traceparent``, and spans of handlers without a server."""
 
 import threading
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -17,8 +16,8 @@ SAMPLED = f"00-{TRACE}-{SPAN}-01"
 
 
 @pytest.fixture
-def make() -> Callable[..., Context]:
-    def make(*headers: dict[str, object]) -> Context:
+def make():
+    def make(*headers):
         context = Context("kitten", "/m", None, 1, None, "1.0")
         context.request_processor = [RequestProcessor(each) for each in headers]
         return context
@@ -27,7 +26,7 @@ def make() -> Callable[..., Context]:
 
 
 @pytest.fixture
-def context(make: Callable[..., Context]) -> Context:
+def context(make):
     return make({"traceparent": SAMPLED})
 
 
@@ -45,7 +44,7 @@ def context(make: Callable[..., Context]) -> Context:
         (f"cc-{TRACE}-{SPAN}-01-", 1),
     ],
 )
-def test_what_w3c_accepts_is_read(text: str, flags: int) -> None:
+def test_what_w3c_accepts_is_read(text, flags):
     found = parse_traceparent(text)
     assert found == (TRACE, SPAN, flags)
 
@@ -83,12 +82,12 @@ def test_what_w3c_accepts_is_read(text: str, flags: int) -> None:
         SAMPLED.replace("4", "٤"),
     ],
 )
-def test_what_w3c_refuses_is_no_trace(text: str) -> None:
+def test_what_w3c_refuses_is_no_trace(text):
     assert parse_traceparent(text) is None
 
 
 @given(st.text(max_size=60) | st.from_regex("[0-9a-f-]{50,60}") | st.just(SAMPLED), st.data())
-def test_a_trace_that_is_read_is_written_as_the_same_text(text: str, data: st.DataObject) -> None:
+def test_a_trace_that_is_read_is_written_as_the_same_text(text, data):
     place = data.draw(st.integers(0, len(text)))
     changed = text[:place] + data.draw(st.characters()) + text[place + 1 :]
     for each in (text, changed):
@@ -100,7 +99,7 @@ def test_a_trace_that_is_read_is_written_as_the_same_text(text: str, data: st.Da
 
 
 @pytest.mark.parametrize("name", ["traceparent", "Traceparent", "TRACEPARENT"])
-def test_a_handler_gets_the_trace_of_a_request(make: Callable[..., Context], name: str) -> None:
+def test_a_handler_gets_the_trace_of_a_request(make, name):
     context = make({}, {"data": {"content-type": "text/plain"}, name: SAMPLED})
     assert context.trace() is None
     trace = context.trace(1)
@@ -110,7 +109,7 @@ def test_a_handler_gets_the_trace_of_a_request(make: Callable[..., Context], nam
         context.trace(2)
 
 
-def test_spans_are_children_of_the_request_or_of_the_block_around_them(context: Context) -> None:
+def test_spans_are_children_of_the_request_or_of_the_block_around_them(context):
     with context.span("outer", words=3) as outer:
         with context.span("inner"):
             pass
@@ -128,16 +127,14 @@ def test_spans_are_children_of_the_request_or_of_the_block_around_them(context: 
     assert context.take_spans() == ()
 
 
-def test_an_exception_ends_a_span_and_goes_on(context: Context) -> None:
+def test_an_exception_ends_a_span_and_goes_on(context):
     with pytest.raises(ValueError, match="no"), context.span("outer"), context.span("inner"):
         raise ValueError("no")
     assert [each.error for each in context.take_spans()] == 2 * ["ValueError: no"]
 
 
 @pytest.mark.parametrize("headers", [{}, {"traceparent": f"00-{TRACE}-{SPAN}-00"}])
-def test_a_request_that_is_not_sampled_records_nothing(
-    make: Callable[..., Context], headers: dict[str, object]
-) -> None:
+def test_a_request_that_is_not_sampled_records_nothing(make, headers):
     context = make(headers)
     with context.span("outer") as span:
         span.attributes["more"] = True
@@ -145,14 +142,14 @@ def test_a_request_that_is_not_sampled_records_nothing(
     assert context.take_spans() == ()
 
 
-def test_there_is_no_trace_without_a_batch() -> None:
+def test_there_is_no_trace_without_a_batch():
     context = Context("kitten", "/m", None, 1, None, "1.0")
     with context.span("loading"):
         assert context.trace() is None
     assert context.take_spans() == ()
 
 
-def test_a_span_of_another_request_is_no_child(make: Callable[..., Context]) -> None:
+def test_a_span_of_another_request_is_no_child(make):
     other = SAMPLED.replace(SPAN, SPAN[::-1])
     context = make({"traceparent": SAMPLED}, {"traceparent": other})
     with context.span("one"), context.span("two", 1):
@@ -161,8 +158,8 @@ def test_a_span_of_another_request_is_no_child(make: Callable[..., Context]) -> 
     assert (two.parent_id, one.parent_id) == (SPAN[::-1], SPAN)
 
 
-def test_threads_have_their_own_blocks(context: Context) -> None:
-    def inside() -> None:
+def test_threads_have_their_own_blocks(context):
+    def inside():
         with context.span("thread"):
             pass
 
@@ -173,7 +170,7 @@ def test_threads_have_their_own_blocks(context: Context) -> None:
     assert [each.parent_id for each in context.take_spans()] == 2 * [SPAN]
 
 
-def test_attributes_are_numbers_or_short_texts(context: Context) -> None:
+def test_attributes_are_numbers_or_short_texts(context):
     with context.span("x", idx=0, a=1, b=2**70, c=None, d=[1], e="y" * 9999, f=0.5, name="n"):
         pass
     [span] = context.take_spans()
@@ -181,7 +178,7 @@ def test_attributes_are_numbers_or_short_texts(context: Context) -> None:
     assert span.attributes == {"a": 1, "f": 0.5, **texts}
 
 
-def test_endless_spans_are_dropped(context: Context) -> None:
+def test_endless_spans_are_dropped(context):
     for _ in range(1100):
         with context.span("again"):
             pass
@@ -189,9 +186,7 @@ def test_endless_spans_are_dropped(context: Context) -> None:
 
 
 @pytest.mark.parametrize("derive", [Context.for_batch, Context.for_request])
-def test_contexts_of_single_batches_have_their_own_spans(
-    context: Context, derive: Callable[[Context], Context]
-) -> None:
+def test_contexts_of_single_batches_have_their_own_spans(context, derive):
     one, two = derive(context), derive(context)
     for number, each in enumerate((one, two)):
         each.request_processor = [RequestProcessor({"traceparent": SAMPLED})]
@@ -216,14 +211,12 @@ def serve(*headers: dict[str, str], run_as: int = 0) -> Reply:
     return Service(handle, context).predict(Predict(inputs, run_as=run_as))
 
 
-def test_spans_are_in_the_reply_and_those_of_padding_are_not() -> None:
+def test_spans_are_in_the_reply_and_those_of_padding_are_not():
     assert names(serve({"traceparent": SAMPLED}).spans) == ["row 0"]
     assert serve({}).spans == ()
 
 
-def test_a_failure_has_the_spans_so_far_and_names_the_traces(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_failure_has_the_spans_so_far_and_names_the_traces(caplog):
     other = SAMPLED.replace(TRACE, TRACE[::-1])
     reply = serve({"traceparent": SAMPLED}, {"traceparent": f"{other[:-1]}0"}, run_as=2)
     assert reply.code == 503

@@ -1,7 +1,6 @@
 """`Context.drain` in a worker that runs, with a test in the place of the frontend."""
 
 import asyncio
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ SIZE = 1000
 
 
 @pytest.fixture
-def serving() -> Iterator[Callable[[Any], Frontend]]:
+def serving():
     """Run a worker with a handler, whose window is two and a half pieces."""
     with serving_handlers(stream_window=WINDOW) as serve:
         yield serve
@@ -39,9 +38,7 @@ def pieces(frontend: Frontend, count: int) -> None:
     assert frontend.answer() == b"now"
 
 
-def test_a_handler_waits_for_the_reader_of_its_answer_and_others_do_not(
-    serving: Callable[..., Frontend],
-) -> None:
+def test_a_handler_waits_for_the_reader_of_its_answer_and_others_do_not(serving):
     frontend = serving(stream)
     frontend.predict(1)
     pieces(frontend, 3)  # 3000 bytes are unread
@@ -54,7 +51,7 @@ def test_a_handler_waits_for_the_reader_of_its_answer_and_others_do_not(
     assert frontend.answer() == b"end"
 
 
-def test_each_answer_has_a_window_of_its_own(serving: Callable[..., Frontend]) -> None:
+def test_each_answer_has_a_window_of_its_own(serving):
     frontend = serving(stream)
     frontend.predict(1)
     pieces(frontend, 3)
@@ -66,9 +63,7 @@ def test_each_answer_has_a_window_of_its_own(serving: Callable[..., Frontend]) -
     assert frontend.receive(Reply).number == 2
 
 
-def test_reads_of_an_answer_that_is_complete_are_ignored(
-    serving: Callable[..., Frontend],
-) -> None:
+def test_reads_of_an_answer_that_is_complete_are_ignored(serving):
     frontend = serving(stream)
     frontend.send(PiecesRead(7, SIZE))
     frontend.predict(1, b"now")
@@ -78,9 +73,7 @@ def test_reads_of_an_answer_that_is_complete_are_ignored(
     assert frontend.answer() == b"now"
 
 
-def test_a_request_that_is_cancelled_does_not_wait_for_its_reader(
-    serving: Callable[..., Frontend],
-) -> None:
+def test_a_request_that_is_cancelled_does_not_wait_for_its_reader(serving):
     frontend = serving(stream)
     frontend.predict(1)
     pieces(frontend, 3)
@@ -88,11 +81,11 @@ def test_a_request_that_is_cancelled_does_not_wait_for_its_reader(
     assert frontend.receive(Reply).code == 503
 
 
-def test_pieces_that_a_thread_sends_are_waited_for(serving: Callable[..., Frontend]) -> None:
-    async def handle(data: Any, context: Context) -> Any:
+def test_pieces_that_a_thread_sends_are_waited_for(serving):
+    async def handle(data, context):
         loop = asyncio.get_running_loop()
 
-        def work() -> None:
+        def work():
             for _ in range(5):
                 context.send_intermediate([bytes(SIZE)])
                 asyncio.run_coroutine_threadsafe(context.drain(), loop).result(PATIENCE)
@@ -110,16 +103,14 @@ def test_pieces_that_a_thread_sends_are_waited_for(serving: Callable[..., Fronte
     assert frontend.answer() == b"x"
 
 
-def test_what_waits_for_a_reader_goes_on_when_the_answer_is_complete(
-    serving: Callable[..., Frontend],
-) -> None:
-    ended: list[int] = []
+def test_what_waits_for_a_reader_goes_on_when_the_answer_is_complete(serving):
+    ended = []
 
-    async def wait(context: Context) -> None:
+    async def wait(context):
         await context.drain()
         ended.append(1)
 
-    async def handle(_data: Any, context: Context) -> Any:
+    async def handle(_data, context):
         if ended:
             return [str(len(ended))]
         context.send_intermediate([bytes(WINDOW + 1)])
@@ -136,13 +127,11 @@ def test_what_waits_for_a_reader_goes_on_when_the_answer_is_complete(
     assert frontend.answer() == b"2"
 
 
-def test_a_worker_ends_while_a_handler_waits_for_a_reader(
-    serving: Callable[..., Frontend],
-) -> None:
+def test_a_worker_ends_while_a_handler_waits_for_a_reader(serving):
     frontend = serving(stream)
     frontend.predict(1)
     pieces(frontend, 3)  # the fixture ends the worker
 
 
-def test_nothing_is_waited_for_without_a_server() -> None:
+def test_nothing_is_waited_for_without_a_server():
     asyncio.run(Context("m", "/m", None, 1, None, "1").drain())

@@ -107,7 +107,7 @@ def chained(data: list[dict[str, Any]]) -> None:
     ],
 )
 @pytest.mark.parametrize("place", [1, 2, 3])
-def test_the_row_that_a_handler_was_busy_with_is_named(handler: Handler, place: int) -> None:
+def test_the_row_that_a_handler_was_busy_with_is_named(handler, place):
     bodies = ["one", "two", "three", "four"]
     bodies[place] = "bad"
     assert suspect(handler, rows_of(*bodies)) == place
@@ -131,24 +131,24 @@ def deep(data: list[dict[str, Any]], depth: int = 300) -> None:
 
 
 @pytest.mark.parametrize("handler", [all_at_once, deep])
-def test_where_no_single_row_is_held_nobody_is_named(handler: Handler) -> None:
+def test_where_no_single_row_is_held_nobody_is_named(handler):
     assert blamed(handler, rows_of("one", "bad", "three")) == (-1, "")
 
 
-def test_a_value_that_rows_share_names_nobody() -> None:
+def test_a_value_that_rows_share_names_nobody():
     assert suspect(by_value, rows_of("one", *["bad"] * 2)) == -1
 
 
-def test_the_innermost_frame_with_one_row_counts() -> None:
+def test_the_innermost_frame_with_one_row_counts():
     assert suspect(two_at_a_time, rows_of("one", "bad", "three")) == 1
 
 
-def test_padding_speaks_for_the_row_it_repeats() -> None:
+def test_padding_speaks_for_the_row_it_repeats():
     rows = [*rows_of("one", "two"), {"body": "bad"}]
     assert suspect(in_a_loop, rows, 2) == 1
 
 
-def test_where_it_was_raised_is_told_by_file_line_and_type() -> None:
+def test_where_it_was_raised_is_told_by_file_line_and_type():
     _, first = blamed(in_a_loop, rows_of("bad", "two"))
     _, again = blamed(in_a_loop, rows_of("one", "two", "bad"))
     _, other = blamed(chained, rows_of("bad", "two"))
@@ -169,8 +169,8 @@ class Hostile:
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_objects_of_the_handler_are_not_compared() -> None:
-    def handler(data: list[dict[str, Any]]) -> None:
+def test_objects_of_the_handler_are_not_compared():
+    def handler(data):
         for row in data:
             row["mine"] = Hostile()
             item = row["mine"]
@@ -187,8 +187,8 @@ class HostileNames(dict[str, Any]):
         raise AssertionError("looked into")
 
 
-def test_names_of_executed_code_are_not_looked_into() -> None:
-    def handler(data: list[dict[str, Any]]) -> None:
+def test_names_of_executed_code_are_not_looked_into():
+    def handler(data):
         exec("1 / 0", {}, HostileNames(row=data[0]))
 
     with pytest.raises(ZeroDivisionError) as raised:
@@ -200,10 +200,10 @@ class Large:
     """What a handler holds while it raises."""
 
 
-def test_nothing_of_the_handler_is_kept() -> None:
-    kept: list[weakref.ref[Large]] = []
+def test_nothing_of_the_handler_is_kept():
+    kept = []
 
-    def handler(data: list[dict[str, Any]]) -> None:
+    def handler(data):
         tensor = Large()
         kept.append(weakref.ref(tensor))
         in_a_loop(data)

@@ -1,8 +1,6 @@
 import dataclasses
 import socket
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fed_decoder import Decoder
@@ -46,7 +44,7 @@ def batch(*bodies: bytes) -> Predict:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+def pair():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(5.0)
@@ -54,14 +52,14 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.fixture
-def serve(pair: tuple[socket.socket, socket.socket]) -> Callable[[bytes], tuple[int, list[Any]]]:
+def serve(pair):
     """Run the worker's loop over what the frontend sent; its status, its answers after the first.
 
     The first is that a load begins.
     """
     ours, theirs = pair
 
-    def served(data: bytes) -> tuple[int, list[Any]]:
+    def served(data):
         ours.sendall(data)
         ours.shutdown(socket.SHUT_WR)
         status = worker._serve(FrontendConnection(theirs))
@@ -77,11 +75,11 @@ def serve(pair: tuple[socket.socket, socket.socket]) -> Callable[[bytes], tuple[
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Load]:
+def load(tmp_path, monkeypatch):
     """A load of a model in ``tmp_path`` with this handler, under a name of the test's own."""
     monkeypatch.syspath_prepend(tmp_path)
 
-    def make(name: str, source: str = HANDLER, **changes: Any) -> Load:
+    def make(name, source=HANDLER, **changes):
         (tmp_path / f"{name}.py").write_text(source)
         plain = Load("m", str(tmp_path), f"{name}.py", 4, None, True, 1000, "1")
         return dataclasses.replace(plain, **changes)
@@ -89,9 +87,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Load]
     return make
 
 
-def test_a_worker_loads_predicts_and_leaves_with_the_frontend(
-    serve: Callable[..., Any], load: Callable[..., Load]
-) -> None:
+def test_a_worker_loads_predicts_and_leaves_with_the_frontend(serve, load):
     data = joined(load("worker_echo"), batch(b"a", b"b"), batch(b"c"))
     status, answers = serve(data)
     assert status == 0
@@ -103,9 +99,7 @@ def test_a_worker_loads_predicts_and_leaves_with_the_frontend(
     ]
 
 
-def test_a_padded_batch_is_answered_for_its_own_inputs(
-    serve: Callable[..., Any], load: Callable[..., Load]
-) -> None:
+def test_a_padded_batch_is_answered_for_its_own_inputs(serve, load):
     source = """
 def handle(data, context):
     if data is not None:
@@ -139,8 +133,8 @@ class Handler:
 
 
 def test_a_load_with_sizes_tells_their_costs_and_shows_nothing_else_of_profiling(
-    serve: Callable[..., Any], load: Callable[..., Load], capfd: pytest.CaptureFixture[str]
-) -> None:
+    serve, load, capfd
+):
     loading = load("worker_profiled", PROFILED, trials=Trials(sizes=[1, 2, 4, 8], seconds=60.0))
     status, [loaded, reply] = serve(joined(loading, batch(b"x")))
     profiled = loaded.profiled
@@ -156,9 +150,7 @@ def test_a_load_with_sizes_tells_their_costs_and_shows_nothing_else_of_profiling
 
 
 @pytest.mark.parametrize(("run_as", "status"), [(0, 0), (1, 0), (2, 1)])
-def test_requests_of_a_coroutine_are_not_padded(
-    run_as: int, status: int, pair: tuple[socket.socket, socket.socket]
-) -> None:
+def test_requests_of_a_coroutine_are_not_padded(run_as, status, pair):
     ours, theirs = pair
     alone = batch(b"x")
     alone.run_as = run_as
@@ -183,13 +175,8 @@ def test_requests_of_a_coroutine_are_not_padded(
     ],
 )
 def test_a_model_that_does_not_load_is_reported_with_its_reason_and_ends_the_worker(
-    name: str,
-    raised: str,
-    code: int,
-    message: str,
-    serve: Callable[..., Any],
-    load: Callable[..., Load],
-) -> None:
+    name, raised, code, message, serve, load
+):
     source = f"def handle(data, context):\n    raise {raised}\n"
     status, answers = serve(joined(load(name, source), batch(b"never read")))
     permanent = name == "worker_import"
@@ -199,17 +186,15 @@ def test_a_model_that_does_not_load_is_reported_with_its_reason_and_ends_the_wor
 @pytest.mark.parametrize(
     "data", [joined(batch(b"too soon")), joined(Reply()), b"\0\0\0\1garbage", joined(batch())]
 )
-def test_what_is_not_expected_ends_the_worker(data: bytes, serve: Callable[..., Any]) -> None:
+def test_what_is_not_expected_ends_the_worker(data, serve):
     assert serve(data) == (1, [])
 
 
-def test_the_frontend_gone_in_the_middle_of_a_message_breaks_the_connection(
-    serve: Callable[..., Any],
-) -> None:
+def test_the_frontend_gone_in_the_middle_of_a_message_breaks_the_connection(serve):
     assert serve(joined(batch(b"half a message"))[:20]) == (1, [])
 
 
-def test_large_messages_arrive_as_they_were(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_large_messages_arrive_as_they_were(pair):
     ours, theirs = pair
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     sent = batch(b"x" * 70_000, b"y" * 70_000)
@@ -217,7 +202,7 @@ def test_large_messages_arrive_as_they_were(pair: tuple[socket.socket, socket.so
     assert FrontendConnection(ours).receive() == sent
 
 
-def test_the_score_is_higher_within_the_block_only(tmp_path: Path) -> None:
+def test_the_score_is_higher_within_the_block_only(tmp_path):
     score = tmp_path / "oom_score_adj"
     for before, within in ((0, "500"), (-100, "400"), (999, "1000")):
         score.write_text(f"{before}\n")
@@ -226,13 +211,13 @@ def test_the_score_is_higher_within_the_block_only(tmp_path: Path) -> None:
         assert int(score.read_text()) == before
 
 
-def test_without_a_score_the_block_runs_all_the_same(tmp_path: Path) -> None:
+def test_without_a_score_the_block_runs_all_the_same(tmp_path):
     with worker.as_first_choice(tmp_path / "none"):
         pass
     assert not list(tmp_path.iterdir())
 
 
-def test_the_kernel_lets_a_process_lower_what_it_has_raised() -> None:
+def test_the_kernel_lets_a_process_lower_what_it_has_raised():
     score = Path("/proc/self/oom_score_adj")
     before = int(score.read_text())
     with worker.as_first_choice():

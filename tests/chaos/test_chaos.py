@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,14 +23,14 @@ _DISK_MIB = 128  # and for the logs of each second half of one more
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder():
     """A directory with a short path: that of an engine's socket may have 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         yield Path(folder)
 
 
 @pytest.fixture
-def disk(folder: Path, pytestconfig: pytest.Config) -> Iterator[Path | None]:
+def disk(folder, pytestconfig):
     """A small file system of its own; None where none can be mounted."""
     mib = _DISK_MIB + round(pytestconfig.getoption("--chaos-seconds") / 2)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "chaos", str(folder)]
@@ -46,13 +45,13 @@ def disk(folder: Path, pytestconfig: pytest.Config) -> Iterator[Path | None]:
 
 
 @pytest.fixture
-def seed(pytestconfig: pytest.Config) -> int:
+def seed(pytestconfig):
     """The seed of the run; with an odd one models are in a catalog, else in snapshots."""
     return int(pytestconfig.getoption("--chaos-seed") or random.randrange(1_000_000))
 
 
 @pytest.fixture
-def world(tmp_path: Path, folder: Path, disk: Path | None, seed: int) -> Iterator[World]:
+def world(tmp_path, folder, disk, seed):
     """A server that is not started yet, on a disk of its own."""
     catalog = tmp_path / "catalog.json" if seed % 2 else None
     if catalog is not None:
@@ -79,17 +78,13 @@ def world(tmp_path: Path, folder: Path, disk: Path | None, seed: int) -> Iterato
 @pytest.mark.chaos
 @pytest.mark.integration
 def test_nothing_hangs_it_nothing_starves_it_nothing_stays_behind(
-    world: World,
-    seed: int,
-    tmp_path: Path,
-    pytestconfig: pytest.Config,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    world, seed, tmp_path, pytestconfig, capsys
+):
     seconds = pytestconfig.getoption("--chaos-seconds")
     if not seconds:
         pytest.skip("--chaos-seconds=0")
 
-    def say(text: str) -> None:
+    def say(text):
         with capsys.disabled():
             print(f"\n{text}", flush=True)
 
@@ -108,8 +103,8 @@ def test_nothing_hangs_it_nothing_starves_it_nothing_stays_behind(
     assert not violations, f"{len(violations)} violations; again with --chaos-seed {seed}"
 
 
-def test_the_schedule_is_a_function_of_the_seed() -> None:
-    def first(seed: int) -> list[object]:
+def test_the_schedule_is_a_function_of_the_seed():
+    def first(seed):
         drawn = steps(seed, {name: action.weight for name, action in ACTIONS.items()})
         return [(step, step.rng.random()) for step, _ in zip(drawn, range(100), strict=False)]
 
@@ -117,7 +112,7 @@ def test_the_schedule_is_a_function_of_the_seed() -> None:
     assert first(1) != first(2)
 
 
-def test_every_action_occurs_before_one_occurs_more_often_than_it_should() -> None:
+def test_every_action_occurs_before_one_occurs_more_often_than_it_should():
     weights = {name: action.weight for name, action in ACTIONS.items()}
     total = sum(weights.values())
     drawn = [step.action for step, _ in zip(steps(3, weights), range(2 * total), strict=False)]

@@ -53,12 +53,12 @@ def fault(kind: str, model: str = "batched", at: float = 10.5) -> Fault:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_its_own_payload_is_what_everybody_may_get_at_any_time(name: str) -> None:
+def test_its_own_payload_is_what_everybody_may_get_at_any_time(name):
     assert verdict(request(name)).is_allowed
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_payload_of_another_is_never_allowed(name: str) -> None:
+def test_the_payload_of_another_is_never_allowed(name):
     asked = request(name)
     other = make_request(MODELS[name], "token-2", Random(1)).expected
     for body in (other, asked.expected[:-5], asked.expected * 2, ""):
@@ -66,14 +66,14 @@ def test_the_payload_of_another_is_never_allowed(name: str) -> None:
         assert not verdict(asked, body=body, faults=everything).is_allowed
 
 
-def test_who_asks_for_a_failure_must_not_get_another_answer() -> None:
+def test_who_asks_for_a_failure_must_not_get_another_answer():
     assert verdict(request(do="refuse"), 418, "").is_allowed
     assert not verdict(request(do="refuse"), 400, "").is_allowed
     assert not verdict(request(do="raise")).is_allowed
     assert not verdict(request(), 418, "x").is_allowed
 
 
-def test_an_innocent_may_die_of_two_crashes_only() -> None:
+def test_an_innocent_may_die_of_two_crashes_only():
     lost = fault(WORKER_LOST)
     assert not verdict(request(), 500, DIED).is_allowed
     assert not verdict(request(), 500, DIED, faults=(lost,)).is_allowed
@@ -81,18 +81,18 @@ def test_an_innocent_may_die_of_two_crashes_only() -> None:
     assert verdict(request(), 500, DIED, faults=(fault(CRASHING_REQUEST),)).is_allowed
 
 
-def test_faults_of_other_models_and_other_times_are_no_excuse() -> None:
+def test_faults_of_other_models_and_other_times_are_no_excuse():
     for other in (fault(CRASHING_REQUEST, "single"), fault(CRASHING_REQUEST, at=8.0)):
         assert not verdict(request(), 500, DIED, faults=(other,)).is_allowed
 
 
-def test_mates_of_failing_requests_are_counted() -> None:
+def test_mates_of_failing_requests_are_counted():
     failing = (fault(FAILING_REQUEST),)
     assert verdict(request(), 503, FAILED, faults=failing) == Verdict(MATE_FAILED)
     assert not verdict(request(), 503, FAILED).is_allowed
 
 
-def test_a_request_is_lost_with_the_frontend_only() -> None:
+def test_a_request_is_lost_with_the_frontend_only():
     down, short = fault(FRONTEND_DOWN, ""), fault(NO_DESCRIPTORS, "")
     assert not verdict(request(), lost="connection lost").is_allowed
     assert verdict(request(), lost="connection lost", faults=(down,)).is_allowed
@@ -101,7 +101,7 @@ def test_a_request_is_lost_with_the_frontend_only() -> None:
     assert not verdict(request(), lost="late", faults=(short,)).is_allowed
 
 
-def test_an_answer_breaks_off_only_if_it_comes_in_pieces_and_something_failed() -> None:
+def test_an_answer_breaks_off_only_if_it_comes_in_pieces_and_something_failed():
     for name, is_allowed in (("streaming", True), ("batched", False)):
         died = fault(WORKER_LOST, name)
         given = verdict(request(name), lost="broken off", faults=(died,))
@@ -109,14 +109,14 @@ def test_an_answer_breaks_off_only_if_it_comes_in_pieces_and_something_failed() 
     assert not verdict(request("streaming"), lost="broken off").is_allowed
 
 
-def test_a_whole_answer_of_pieces_breaks_off_with_its_worker() -> None:
+def test_a_whole_answer_of_pieces_breaks_off_with_its_worker():
     body = json.dumps({"code": 500, "message": "The answer was broken off: Worker died."})
     died = fault(WORKER_LOST, "stepping")
     assert verdict(request("stepping"), 500, body, faults=(died,)).is_allowed
     assert not verdict(request("stepping"), 500, body).is_allowed
 
 
-def test_a_sequence_is_over_only_with_its_worker() -> None:
+def test_a_sequence_is_over_only_with_its_worker():
     asked, text = request("sequences", step=2), "Sequence is over, and its state is lost"
     assert asked.expected.endswith(" 2")
     assert not verdict(asked, 409, text).is_allowed
@@ -125,7 +125,7 @@ def test_a_sequence_is_over_only_with_its_worker() -> None:
         assert not verdict(request(), 409, text, faults=(fault(kind),)).is_allowed
 
 
-def test_models_and_workflows_may_fail_with_what_they_call() -> None:
+def test_models_and_workflows_may_fail_with_what_they_call():
     for name, behind in (("caller", "batched"), ("flow__echo", "flow__echo")):
         assert not verdict(request(name), 500, FAILED).is_allowed
         assert verdict(request(name), 500, "x", faults=(fault(WORKER_LOST, behind),)).is_allowed
@@ -134,7 +134,7 @@ def test_models_and_workflows_may_fail_with_what_they_call() -> None:
         ).is_allowed
 
 
-def test_a_request_to_an_engine_fails_with_the_engine_and_not_with_another_request() -> None:
+def test_a_request_to_an_engine_fails_with_the_engine_and_not_with_another_request():
     requests = (make_request(MODELS["engine"], "token", Random(seed)) for seed in range(99))
     asked = next(request for request in requests if request.streams)
     for kind in (FAILING_REQUEST, WORKER_LOST):
@@ -145,7 +145,7 @@ def test_a_request_to_an_engine_fails_with_the_engine_and_not_with_another_reque
         assert not verdict(asked, lost="late", faults=faults).is_allowed
 
 
-def test_an_object_may_have_more_members_and_no_others() -> None:
+def test_an_object_may_have_more_members_and_no_others():
     asked = request("rerank")
     answer = {"id": "any", **json.loads(asked.expected)}
     assert verdict(asked, body=json.dumps(answer)).is_allowed
@@ -154,8 +154,8 @@ def test_an_object_may_have_more_members_and_no_others() -> None:
     assert not verdict(asked, body=json.dumps(answer)).is_allowed
 
 
-def test_a_soak_fails_by_what_grows_and_not_by_what_varies() -> None:
-    def samples(growth: float, noise: float) -> list[Sample]:
+def test_a_soak_fails_by_what_grows_and_not_by_what_varies():
+    def samples(growth, noise):
         rng = Random(1)
         return [
             Sample(

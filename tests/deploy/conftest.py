@@ -1,14 +1,11 @@
 """Fixtures around `container`."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from deploy.container import Container
 
 
 @pytest.fixture
-def container(tmp_path: Path) -> Iterator[Container]:
+def container(tmp_path):
     """A container that runs nothing yet; it ends with the test."""
     made = Container(tmp_path)
     yield made

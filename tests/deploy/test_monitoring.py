@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from deploy.monitoring_files import (
     rules,
 )
 from programs import program
-from servers import PATIENCE, Server, StartServer, free_ports, make_archive, wait_for
+from servers import PATIENCE, free_ports, make_archive, wait_for
 
 PROMETHEUS = MONITORING / "prometheus"
 #: Of panels without seconds.
@@ -49,7 +48,7 @@ def asked(expression: str) -> str:
 
 
 @pytest.mark.parametrize("board", DASHBOARDS, ids=lambda path: path.stem)
-def test_panels_of_a_dashboard_stand_beside_each_other(board: Path) -> None:
+def test_panels_of_a_dashboard_stand_beside_each_other(board):
     document = json.loads(board.read_text())
     numbers = [panel["id"] for panel in document["panels"]]
     assert len(numbers) == len(set(numbers))
@@ -62,7 +61,7 @@ def test_panels_of_a_dashboard_stand_beside_each_other(board: Path) -> None:
 
 
 @pytest.mark.parametrize("board", DASHBOARDS, ids=lambda path: path.stem)
-def test_variables_of_a_dashboard_are_defined(board: Path) -> None:
+def test_variables_of_a_dashboard_are_defined(board):
     document = json.loads(board.read_text())
     defined = {variable["name"] for variable in document["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(document)))
@@ -73,7 +72,7 @@ def test_variables_of_a_dashboard_are_defined(board: Path) -> None:
 
 
 @pytest.mark.parametrize("board", DASHBOARDS, ids=lambda path: path.stem)
-def test_panels_say_what_they_show_and_in_which_unit(board: Path) -> None:
+def test_panels_say_what_they_show_and_in_which_unit(board):
     for panel in panels(board):
         assert panel["title"]
         defaults = panel.get("fieldConfig", {}).get("defaults", panel["options"].get("yAxis"))
@@ -83,7 +82,7 @@ def test_panels_say_what_they_show_and_in_which_unit(board: Path) -> None:
         assert references == sorted(set(references))
 
 
-def test_dots_of_panels_are_of_histograms_with_exemplars_and_lead_to_the_request() -> None:
+def test_dots_of_panels_are_of_histograms_with_exemplars_and_lead_to_the_request():
     with_dots = [
         target["expr"]
         for board in DASHBOARDS
@@ -101,7 +100,7 @@ def test_dots_of_panels_are_of_histograms_with_exemplars_and_lead_to_the_request
     assert link["url"].endswith(":8081/dashboard#/requests/$${__value.raw}")
 
 
-def test_each_alert_leads_to_its_paragraph() -> None:
+def test_each_alert_leads_to_its_paragraph():
     page = (DEPLOY.parent / "docs" / "monitoring.md").read_text()
     paragraphs = set(re.findall(r"^### `(\w+)`$", page, re.MULTILINE))
     alerts = {rule["alert"]: rule["annotations"] for rule in rules() if "alert" in rule}
@@ -110,13 +109,13 @@ def test_each_alert_leads_to_its_paragraph() -> None:
         assert annotations["runbook_url"] == f"docs/monitoring.md#{name.lower()}"
 
 
-def test_dashboards_have_titles_and_names_of_their_own() -> None:
+def test_dashboards_have_titles_and_names_of_their_own():
     documents = [json.loads(board.read_text()) for board in DASHBOARDS]
     for key in ("uid", "title"):
         assert len({document[key] for document in documents}) == len(documents) == 2
 
 
-def test_expressions_of_dashboards_are_promql(tmp_path: Path) -> None:
+def test_expressions_of_dashboards_are_promql(tmp_path):
     every = {asked(each) for board in DASHBOARDS for each in expressions(board)}
     file = tmp_path / "expressions.yml"
     recorded = [{"record": f"e:{n}", "expr": text} for n, text in enumerate(sorted(every))]
@@ -124,12 +123,12 @@ def test_expressions_of_dashboards_are_promql(tmp_path: Path) -> None:
     promtool("check", "rules", file)
 
 
-def test_prometheus_reads_its_configuration_and_the_rules() -> None:
+def test_prometheus_reads_its_configuration_and_the_rules():
     assert yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["rule_files"] == [RULES.name]
     promtool("check", "config", PROMETHEUS / "prometheus.yml")
 
 
-def test_alerts_fire_when_all_goes_wrong_and_only_then() -> None:
+def test_alerts_fire_when_all_goes_wrong_and_only_then():
     cases = Path(__file__).with_name("marserve.rules.test.yml")
     tested = set(re.findall(r'alertname="(\w+)"', cases.read_text()))
     assert tested == {rule["alert"] for rule in rules() if "alert" in rule}
@@ -171,9 +170,7 @@ class Prometheus:
 
 
 @pytest.fixture(scope="module")
-def served(
-    start_server: StartServer, handlers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
+def served(start_server, handlers, tmp_path_factory):
     """A server that measures all it can, and keeps to a catalog."""
     catalog = tmp_path_factory.mktemp("catalog") / "catalog.json"
     archive = make_archive(catalog.parent, handlers / "lab.py", "lab")
@@ -189,7 +186,7 @@ def served(
 
 
 @pytest.fixture(scope="module")
-def prometheus(served: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(served, tmp_path_factory):
     """Prometheus with the files of deploy/, the target and the intervals excepted."""
     executable = program("prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
@@ -212,7 +209,7 @@ def prometheus(served: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     try:
         running = Prometheus(f"http://127.0.0.1:{port}")
 
-        def is_up() -> bool:
+        def is_up():
             assert process.poll() is None, (folder / "log").read_text()
             try:
                 return bool(running.ask("up == 1"))
@@ -227,7 +224,7 @@ def prometheus(served: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.mark.integration
-def test_every_metric_that_is_asked_for_is_one_that_a_server_exports(served: Server) -> None:
+def test_every_metric_that_is_asked_for_is_one_that_a_server_exports(served):
     page = requests.get(f"http://127.0.0.1:{served.ports['metrics']}/metrics", timeout=PATIENCE)
     exported = set()
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", page.text, re.MULTILINE):
@@ -250,9 +247,7 @@ def test_every_metric_that_is_asked_for_is_one_that_a_server_exports(served: Ser
 
 
 @pytest.mark.integration
-def test_no_panel_is_empty_whose_metrics_the_server_has(
-    served: Server, prometheus: Prometheus
-) -> None:
+def test_no_panel_is_empty_whose_metrics_the_server_has(served, prometheus):
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline:
         assert served.ask("lab").status_code == 200
@@ -273,7 +268,7 @@ def test_no_panel_is_empty_whose_metrics_the_server_has(
 
 
 @pytest.mark.integration
-def test_prometheus_has_a_request_as_exemplar(served: Server, prometheus: Prometheus) -> None:
+def test_prometheus_has_a_request_as_exemplar(served, prometheus):
     answer = served.ask("lab")
     assert answer.status_code == 200
     labels = {"request_id": answer.headers["x-request-id"]}
@@ -284,8 +279,8 @@ def test_prometheus_has_a_request_as_exemplar(served: Server, prometheus: Promet
         for target in panel["targets"]
         if target.get("exemplar")
     }:
-
-        def is_found(text: str = asked(text)) -> bool:
-            return labels in [each["labels"] for each in prometheus.exemplars(text)]
-
-        wait_for(is_found, what=text)
+        query = asked(text)
+        wait_for(
+            lambda query=query: labels in [each["labels"] for each in prometheus.exemplars(query)],
+            what=text,
+        )

@@ -17,7 +17,7 @@ def stage(name: str) -> str:
     return text
 
 
-def test_the_last_stage_has_the_toolkit_that_is_tested() -> None:
+def test_the_last_stage_has_the_toolkit_that_is_tested():
     assert TEXT.rindex("\nFROM ") == TEXT.index("\nFROM base AS toolkit")
     assert f'ARG TOOLKIT="{TOOLKIT}"' in stage("build-toolkit")
     assert "COPY --from=build-toolkit " in stage("toolkit")
@@ -25,7 +25,7 @@ def test_the_last_stage_has_the_toolkit_that_is_tested() -> None:
     assert "ENTRYPOINT" not in stage("base") + stage("toolkit")
 
 
-def test_the_command_of_the_image_without_it_is_one_of_ours() -> None:
+def test_the_command_of_the_image_without_it_is_one_of_ours():
     found = re.findall(r"^(?:ENTRYPOINT|CMD) (.*)", stage("archives"), re.MULTILINE)
     program, *arguments = [word for words in found for word in json.loads(words)]
     assert program == "marserve"
@@ -33,6 +33,6 @@ def test_the_command_of_the_image_without_it_is_one_of_ours() -> None:
     assert (options.platform, options.command) == ("sagemaker", "serve")
 
 
-def test_sagemaker_finds_its_labels() -> None:
+def test_sagemaker_finds_its_labels():
     for label in ("multi-models", "accept-bind-to-port"):
         assert f'com.amazonaws.sagemaker.capabilities.{label}="true"' in stage("base")

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import uuid
-from collections.abc import Iterator
 
 import pytest
 from servers import PATIENCE, TORCHSERVE, is_open, wait_for
@@ -33,7 +32,7 @@ class Listener:
 
 
 @pytest.fixture
-def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+def listener(monkeypatch):
     name = f"marserve-test-{uuid.uuid4().hex}"
     monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:

@@ -2,18 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.protocol import Prediction
 from marserve.frontend.batching.options import Batching
 from marserve.frontend.http.http_server import HttpServer
 from marserve.frontend.http.limits import ConnectionLimits
-from marserve.frontend.http.router import Route, Router
+from marserve.frontend.http.router import Router
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_routes
 from marserve.frontend.security.guard import Guard
@@ -41,14 +41,13 @@ class Listener:
     server: HttpServer
     metrics: Metrics
     _sockets: asyncio.Server
-    _fakes: ModuleType
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def connect(self) -> Client:
         """Come as a client."""
         client = await asyncio.open_connection(*self._sockets.sockets[0].getsockname())
         self._writers.append(client[1])
-        await self._fakes.drain_loop()
+        await fakes.drain_loop()
         return client
 
     async def close(self) -> None:
@@ -57,27 +56,21 @@ class Listener:
             writer.transport.abort()
         self._sockets.close()
         await self.server.close(0.5)
-        await self._fakes.drain_loop()
+        await fakes.drain_loop()
 
 
 @pytest.fixture
-def listen(run: Callable[..., Any], fakes: ModuleType) -> Callable[..., None]:
+def listen(run):
     """Run a test that gets a listener with some routes, in virtual time."""
 
-    async def work(
-        test: Callable[[Listener], Awaitable[None]],
-        routes: Mapping[str, Route],
-        limits: ConnectionLimits = LIMITS,
-        *,
-        fast_path: bool = True,
-    ) -> None:
+    async def work(test, routes, limits=LIMITS, *, fast_path=True):
         loop = asyncio.get_running_loop()
         metrics = Metrics("host")
         log = AccessLog(loop, metrics)
         router = Router(routes, guard=Guard(None), access_log=log, common_headers="")
         server = HttpServer(router, limits, fast_path=fast_path)
         sockets = await loop.create_server(server, "127.0.0.1", 0)
-        listener = Listener(server, metrics, sockets, fakes)
+        listener = Listener(server, metrics, sockets)
         try:
             await test(listener)
         finally:
@@ -146,35 +139,29 @@ class Model:
 
 
 @pytest.fixture
-def make_model() -> Callable[..., Model]:
+def make_model():
     """Make a model: name, version, and how its ``workers`` are."""
 
-    def make(name: str, version: str = "1", *, at_start: bool = False, **workers: Any) -> Model:
+    def make(name, version="1", *, at_start=False, **workers):
         return Model(name, version, Origin("", at_start=at_start), Workers(**workers))
 
     return make
 
 
 @pytest.fixture
-def registry(make_model: Callable[..., Model]) -> ModelRegistry:
+def registry(make_model):
     """Knows the model m, in version 1 by default and in version 2."""
-    known: Any = ModelRegistry()
+    known = ModelRegistry()
     known.add(make_model("m"))
     known.add(make_model("m", "2"))
     return known  # type: ignore[no-any-return] # any: it is told of stand-ins
 
 
 @pytest.fixture
-def ask(registry: ModelRegistry, fakes: ModuleType) -> Callable[..., Any]:
+def ask(registry):
     """Ask the inference listener: target, method, body, headers."""
 
-    def answer(
-        target: str,
-        method: str = "POST",
-        body: bytes = b"",
-        *headers: str,
-        open_inference: bool = False,
-    ) -> Any:
+    def answer(target, method="POST", body=b"", *headers, open_inference=False):
         kserve = kserve_routes(registry, MAX_BYTES, open_inference=open_inference)
         routes = {**inference_routes(registry, MAX_BYTES), **kserve}
         return fakes.exchange(routes, fakes.request(target, method, body, *headers))

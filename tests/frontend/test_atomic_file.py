@@ -1,17 +1,14 @@
 import errno
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
 from marserve.frontend.atomic_file import replace_file
 
 
-def test_a_private_file_needs_no_change_of_its_mode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: int) -> None:
+def test_a_private_file_needs_no_change_of_its_mode(tmp_path, monkeypatch):
+    def refuse(*_):
         raise PermissionError(errno.EPERM, "this file system has no modes")
 
     monkeypatch.setattr(os, "fchmod", refuse)

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +12,6 @@ from types import ModuleType
 import pytest
 
 from marserve.frontend.cli import build_parser, main
-from marserve.frontend.configuration.config import Config
-from marserve.frontend.lifecycle.daemon import StartReport
 from marserve.frontend.lifecycle.pidfile import PidFile
 
 SERVER = """
@@ -31,7 +29,7 @@ pid_file.release()
 
 
 @pytest.fixture(autouse=True)
-def pid_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def pid_path(tmp_path, monkeypatch):
     (tmp_path / "store").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -40,7 +38,7 @@ def pid_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def running(pid_path: Path) -> Iterator["subprocess.Popen[str]"]:
+def running(pid_path):
     command = [sys.executable, "-c", SERVER, str(pid_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -50,11 +48,11 @@ def running(pid_path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+def served(monkeypatch):
     """Puts a server in place that notes its configuration and returns at once."""
-    configs: list[Config] = []
+    configs = []
 
-    def serve(config: Config, report: StartReport, **_: object) -> int:
+    def serve(config, report, **_):
         assert PidFile().read() is not None
         configs.append(config)
         return 0
@@ -70,7 +68,7 @@ def replace_server(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., int]) -
 
 
 @pytest.mark.parametrize("flag", ["-v", "--version"])
-def test_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(flag, capsys):
     ours = f"marserve {metadata.version('marserve')} (TorchServe-compatible)\n"
     assert main([flag]) == 0
     assert capsys.readouterr().out == ours
@@ -78,9 +76,7 @@ def test_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{ours}TorchServe Version is 0.12.0\n"
 
 
-def test_our_bare_name_shows_the_usage_and_starts_nothing(
-    served: list[Config], pid_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_our_bare_name_shows_the_usage_and_starts_nothing(served, pid_path, capsys):
     Path("config.properties").write_text("model_store=store\n")
     assert main([]) == 0
     assert capsys.readouterr().out.startswith("usage: marserve ")
@@ -88,9 +84,7 @@ def test_our_bare_name_shows_the_usage_and_starts_nothing(
     assert not pid_path.exists()
 
 
-def test_the_bare_drop_in_name_starts_as_torchserve_does(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_bare_drop_in_name_starts_as_torchserve_does(capsys):
     assert main([], "torchserve") == 1
     assert capsys.readouterr().out == "Missing mandatory parameter --model-store\n"
 
@@ -110,9 +104,7 @@ def test_the_bare_drop_in_name_starts_as_torchserve_does(
         ),
     ],
 )
-def test_a_mistake_is_reported_in_a_sentence_and_exit_1(
-    arguments: list[str], sentence: str, served: list[Config], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_reported_in_a_sentence_and_exit_1(arguments, sentence, served, capsys):
     assert main(arguments) == 1
     assert capsys.readouterr().out.startswith(sentence)
     assert served == []
@@ -121,7 +113,7 @@ def test_a_mistake_is_reported_in_a_sentence_and_exit_1(
 @pytest.mark.parametrize(
     "arguments", [["--start", "--stop"], ["--version", "--stop"], ["--start", "-v"], ["--what"]]
 )
-def test_flags_that_do_not_go_together_exit_2(arguments: list[str]) -> None:
+def test_flags_that_do_not_go_together_exit_2(arguments):
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
@@ -138,9 +130,7 @@ def test_flags_that_do_not_go_together_exit_2(arguments: list[str]) -> None:
         ("--foreground doctor", "doctor must be the first argument"),
     ],
 )
-def test_a_wrong_command_is_told_the_right_ones(
-    arguments: str, sentence: str, served: list[Config], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_is_told_the_right_ones(arguments, sentence, served, capsys):
     with pytest.raises(SystemExit) as left:
         main([*arguments.split(), "--model-store", "store"])
     assert left.value.code == 2
@@ -150,11 +140,11 @@ def test_a_wrong_command_is_told_the_right_ones(
     assert served == []
 
 
-def test_help_does_not_show_the_inner_flag() -> None:
+def test_help_does_not_show_the_inner_flag():
     assert "--pid-descriptor" not in build_parser().format_help()
 
 
-def test_flags_become_configuration(served: list[Config]) -> None:
+def test_flags_become_configuration(served):
     flags = "--foreground --ncs --dt --enable-model-api --models a.mar n=b.mar --model-store store"
     assert main(flags.split()) == 0
     (config,) = served
@@ -164,7 +154,7 @@ def test_flags_become_configuration(served: list[Config]) -> None:
     assert not config.token_authorization
 
 
-def test_without_ncs_snapshots_are_kept_and_the_newest_is_read(served: list[Config]) -> None:
+def test_without_ncs_snapshots_are_kept_and_the_newest_is_read(served):
     snapshots = Path("logs/config")
     snapshots.mkdir(parents=True)
     text = 'model_store=store\njob_queue_size=7\nmodel_snapshot={"modelCount": 0}\n'
@@ -175,7 +165,7 @@ def test_without_ncs_snapshots_are_kept_and_the_newest_is_read(served: list[Conf
     assert [config.snapshots_kept for config in served] == [100, 0]
 
 
-def test_absent_flags_leave_the_file_in_charge(served: list[Config]) -> None:
+def test_absent_flags_leave_the_file_in_charge(served):
     Path("ts.properties").write_text(
         "model_store=store\nload_models=all\ninference_address=http://0.0.0.0:80"
     )
@@ -186,25 +176,23 @@ def test_absent_flags_leave_the_file_in_charge(served: list[Config]) -> None:
     assert not config.model_api
 
 
-def test_flags_without_an_effect_are_noted(served: list[Config]) -> None:
+def test_flags_without_an_effect_are_noted(served):
     assert main(["--foreground", "--model-store", "store", "--ppath", "x.jar"]) == 0
     (config,) = served
     assert any(note.startswith("plugins_path (command line) ") for note in config.warnings)
 
 
-def test_workflows_have_a_store_of_their_own_or_that_of_the_models(served: list[Config]) -> None:
+def test_workflows_have_a_store_of_their_own_or_that_of_the_models(served):
     Path("wars").mkdir()
     assert main(["--foreground", "--model-store", "store", "--workflow-store", "wars"]) == 0
     assert main(["--foreground", "--model-store", "store"]) == 0
     assert [each.workflows_directory.name for each in served] == ["wars", "store"]
 
 
-def test_the_foreground_server_holds_the_pid_file_and_its_exit_code_counts(
-    pid_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    during: list[bool] = []
+def test_the_foreground_server_holds_the_pid_file_and_its_exit_code_counts(pid_path, monkeypatch):
+    during = []
 
-    def serve(config: Config, report: StartReport, **_: object) -> int:
+    def serve(config, report, **_):
         during.append(pid_path.exists())
         return 3
 
@@ -214,10 +202,8 @@ def test_the_foreground_server_holds_the_pid_file_and_its_exit_code_counts(
     assert not pid_path.exists()
 
 
-def test_a_server_that_falls_over_leaves_no_pid_file(
-    pid_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def serve(config: Config, report: StartReport, **_: object) -> int:
+def test_a_server_that_falls_over_leaves_no_pid_file(pid_path, monkeypatch):
+    def serve(config, report, **_):
         raise RuntimeError("fell over")
 
     replace_server(monkeypatch, serve)
@@ -226,18 +212,14 @@ def test_a_server_that_falls_over_leaves_no_pid_file(
     assert not pid_path.exists()
 
 
-def test_an_orphan_pid_file_is_reported_and_replaced(
-    pid_path: Path, served: list[Config], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_orphan_pid_file_is_reported_and_replaced(pid_path, served, capsys):
     pid_path.write_text("1")
     assert main(["--foreground", "--model-store", "store"]) == 0
     assert capsys.readouterr().out == "Removing orphan pid file.\n"
     assert len(served) == 1
 
 
-def test_an_orphan_pid_file_is_replaced_though_it_cannot_be_reported(
-    pid_path: Path, served: list[Config], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_orphan_pid_file_is_replaced_though_it_cannot_be_reported(pid_path, served, monkeypatch):
     """A server whose output went to a full disk did not start after a crash."""
     pid_path.write_text("1")
     with Path("/dev/full").open("w", buffering=1) as full:
@@ -250,12 +232,7 @@ def test_an_orphan_pid_file_is_replaced_though_it_cannot_be_reported(
 
 
 @pytest.mark.parametrize("mode", [[], ["--start"], ["--foreground"]])
-def test_a_second_server_is_refused(
-    mode: list[str],
-    running: "subprocess.Popen[str]",
-    served: list[Config],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_second_server_is_refused(mode, running, served, capsys):
     assert main([*mode, "--model-store", "store"]) == 1
     assert capsys.readouterr().out == (
         "TorchServe is already running, please use torchserve --stop to stop TorchServe.\n"
@@ -266,21 +243,19 @@ def test_a_second_server_is_refused(
     assert running.poll() is None
 
 
-def test_stop_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_without_a_server(capsys):
     assert main(["--stop"]) == 0
     assert capsys.readouterr().out == "TorchServe is not currently running.\n"
 
 
-def test_stop_returns_when_the_server_is_gone(
-    pid_path: Path, running: "subprocess.Popen[str]", capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stop_returns_when_the_server_is_gone(pid_path, running, capsys):
     assert main(["--stop"]) == 0
     assert capsys.readouterr().out == "TorchServe has stopped.\n"
     assert running.poll() == 0  # not -SIGTERM: it was asked, and ended in order
     assert not pid_path.exists()
 
 
-def test_stop_leaves_a_stranger_with_an_old_pid_alone(pid_path: Path) -> None:
+def test_stop_leaves_a_stranger_with_an_old_pid_alone(pid_path):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
         pid_path.write_text(str(stranger.pid))
         assert main(["--stop"]) == 0
@@ -288,9 +263,7 @@ def test_stop_leaves_a_stranger_with_an_old_pid_alone(pid_path: Path) -> None:
     assert stranger.returncode == -signal.SIGKILL
 
 
-def test_stop_ends_torchserves_own_server(
-    pid_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stop_ends_torchserves_own_server(pid_path, capsys):
     command = [sys.executable, "-c", "input()", "org.pytorch.serve.ModelServer"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as java:
         pid_path.write_text(str(java.pid))
@@ -300,8 +273,8 @@ def test_stop_ends_torchserves_own_server(
     assert not pid_path.exists()
 
 
-def test_pack_hands_its_arguments_to_the_archiver(monkeypatch: pytest.MonkeyPatch) -> None:
-    received: list[list[str]] = []
+def test_pack_hands_its_arguments_to_the_archiver(monkeypatch):
+    received = []
     archiver = ModuleType("marserve.tools.archiver.archiver")
     archiver.__dict__["main"] = received.append
     monkeypatch.setitem(sys.modules, archiver.__name__, archiver)
@@ -309,7 +282,7 @@ def test_pack_hands_its_arguments_to_the_archiver(monkeypatch: pytest.MonkeyPatc
     assert received == [["--model-name", "m", "--stop"]]
 
 
-def test_importing_the_command_line_loads_no_server() -> None:
+def test_importing_the_command_line_loads_no_server():
     program = (
         "import sys, marserve.frontend.cli; "
         "print([name for name in ('aiohttp', 'torch', 'asyncio') if name in sys.modules])"
@@ -340,25 +313,21 @@ sys.modules[server.__name__] = server
 
 
 @pytest.fixture
-def start(
-    tmp_path: Path, pid_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], "subprocess.Popen[str]"]:
+def start(tmp_path, pid_path, monkeypatch):
     """Runs the command that starts a server; ``--models`` says how that goes."""
     (tmp_path / "sitecustomize.py").write_text(STAND_IN)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     command = [sys.executable, "-m", "marserve.frontend", "--start", "--model-store", "store"]
 
-    def run(models: str) -> "subprocess.Popen[str]":
+    def run(models):
         return subprocess.Popen([*command, "--models", models], stdout=subprocess.PIPE, text=True)
 
     return run
 
 
 @pytest.mark.integration
-def test_start_leaves_a_detached_server_that_stop_ends(
-    start: Callable[[str], "subprocess.Popen[str]"], pid_path: Path
-) -> None:
+def test_start_leaves_a_detached_server_that_stop_ends(start, pid_path):
     with start("a.mar") as starter:
         assert starter.wait(30) == 0
         pid = PidFile().read()
@@ -380,9 +349,7 @@ def test_start_leaves_a_detached_server_that_stop_ends(
 @pytest.mark.parametrize(
     ("models", "reason"), [("fails", "no port\n"), ("dies", "it ended with status 7; ")]
 )
-def test_a_start_that_failed_is_reported_with_its_reason(
-    models: str, reason: str, start: Callable[[str], "subprocess.Popen[str]"], pid_path: Path
-) -> None:
+def test_a_start_that_failed_is_reported_with_its_reason(models, reason, start, pid_path):
     with start(models) as starter:
         output, _ = starter.communicate(timeout=30)
         assert starter.returncode == 1

@@ -22,7 +22,7 @@ def without_nulls(value: Any) -> Any:
 
 
 @given(values)
-def test_a_document_is_written_as_python_does_without_null_members(document: Any) -> None:
+def test_a_document_is_written_as_python_does_without_null_members(document):
     expected = json.dumps(without_nulls(document), indent=2, ensure_ascii=False) + "\n"
     assert json_text(document) == expected
     assert result_of(json_steps(document)).decode(errors="replace") == expected
@@ -30,10 +30,10 @@ def test_a_document_is_written_as_python_does_without_null_members(document: Any
     assert result_of(json_steps(document, indented=False)).decode() == compact
 
 
-def test_a_large_document_is_made_while_it_is_written_and_its_bytes_are_counted() -> None:
-    made: list[int] = []
+def test_a_large_document_is_made_while_it_is_written_and_its_bytes_are_counted():
+    made = []
 
-    def items() -> Any:
+    def items():
         for number in range(10_000):
             made.append(number)
             yield {"number": number}
@@ -47,5 +47,5 @@ def test_a_large_document_is_made_while_it_is_written_and_its_bytes_are_counted(
     assert max(counted) < 20_000
 
 
-def test_what_is_json_already_is_not_written_again() -> None:
+def test_what_is_json_already_is_not_written_again():
     assert json_text([JsonText('{"a":[1, 2]}')]) == '[\n  {"a":[1, 2]}\n]\n'

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,16 +12,14 @@ from marserve.frontend.process_group import ProcessHandle, ancestors
 
 
 @pytest.fixture
-def child() -> Iterator["subprocess.Popen[bytes]"]:
+def child():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process
 
 
 @pytest.mark.parametrize("has_pidfds", [True, False])
-def test_a_zombie_has_ended(
-    child: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch, has_pidfds: bool
-) -> None:
-    def refuse(_: int) -> int:
+def test_a_zombie_has_ended(child, monkeypatch, has_pidfds):
+    def refuse(_):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     if not has_pidfds:
@@ -34,6 +31,6 @@ def test_a_zombie_has_ended(
     handle.close()
 
 
-def test_the_ancestors_of_a_process(child: "subprocess.Popen[bytes]") -> None:
+def test_the_ancestors_of_a_process(child):
     assert next(ancestors(child.pid)) == os.getpid()
     assert list(ancestors(2**22)) == []

@@ -1,5 +1,4 @@
 import os
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,7 @@ pytestmark = pytest.mark.timeout(20)  # a pipe would be waited for
 
 
 @pytest.fixture(params=["pipe", "device", "directory"])
-def other(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def other(request, tmp_path):
     """What is at the path of a file and is none."""
     path = tmp_path / request.param
     if request.param == "pipe":
@@ -21,12 +20,12 @@ def other(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_no_file_is_not_read(other: Path) -> None:
+def test_what_is_no_file_is_not_read(other):
     with pytest.raises(NoFile, match="is no file"):
         read_file(other)
 
 
-def test_a_link_is_followed_if_it_may(tmp_path: Path) -> None:
+def test_a_link_is_followed_if_it_may(tmp_path):
     (tmp_path / "file").write_bytes(b"text")
     link = tmp_path / "link"
     link.symlink_to("file")
@@ -35,7 +34,7 @@ def test_a_link_is_followed_if_it_may(tmp_path: Path) -> None:
         open_file(link, follow=False)
 
 
-def test_a_long_file_is_refused(tmp_path: Path) -> None:
+def test_a_long_file_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"12345")
     assert read_file(tmp_path / "file", 5) == b"12345"
     with pytest.raises(OSError, match="longer than 4 bytes"):

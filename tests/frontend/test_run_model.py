@@ -29,12 +29,10 @@ Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path):
     """Run a handler over files; keywords: its source, or options."""
 
-    def start(
-        handler: str, *options: str, config: str = "", **bodies: bytes
-    ) -> "subprocess.CompletedProcess[bytes]":
+    def start(handler, *options, config="", **bodies):
         names = []
         for stem, body in bodies.items():
             name = stem.replace("_", ".")
@@ -44,7 +42,7 @@ def run(tmp_path: Path) -> Run:
         inputs = ["--input", *names] if names else []
         return in_folder([archive.name, *inputs, *options])
 
-    def in_folder(arguments: list[str]) -> "subprocess.CompletedProcess[bytes]":
+    def in_folder(arguments):
         return subprocess.run(
             [MARSERVE, "run", *arguments], cwd=tmp_path, capture_output=True, timeout=60, input=b""
         )
@@ -52,7 +50,7 @@ def run(tmp_path: Path) -> Run:
     return start
 
 
-def test_several_inputs_are_one_batch_and_only_answers_are_on_stdout(run: Run) -> None:
+def test_several_inputs_are_one_batch_and_only_answers_are_on_stdout(run):
     source = """
 def handle(data, context):
     print("printed")
@@ -75,14 +73,12 @@ def handle(data, context):
         ("a_bin", ("--content-type", "application/json; charset=utf-8"), "dict"),
     ],
 )
-def test_content_types_come_from_names_or_from_the_option(
-    run: Run, name: str, options: tuple[str, ...], seen: str
-) -> None:
+def test_content_types_come_from_names_or_from_the_option(run, name, options, seen):
     done = run(LENGTHS, *options, **{name: b"{}"})
     assert f'"type": "{seen}"'.encode() in done.stdout
 
 
-def test_a_handler_that_raises_shows_the_clients_answer_and_its_traceback(run: Run) -> None:
+def test_a_handler_that_raises_shows_the_clients_answer_and_its_traceback(run):
     done = run(RAISES, a_txt=b"x")
     assert done.returncode == 1
     assert b'"code": 503' in done.stdout
@@ -91,14 +87,14 @@ def test_a_handler_that_raises_shows_the_clients_answer_and_its_traceback(run: R
 
 
 @pytest.mark.parametrize("statement", ["1 / 0", "import sys; sys.exit(0)"])
-def test_a_model_that_does_not_load_ends_with_1_and_the_traceback(run: Run, statement: str) -> None:
+def test_a_model_that_does_not_load_ends_with_1_and_the_traceback(run, statement):
     done = run(f"def handle(data, context):\n    {statement}", a_txt=b"x")
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"Traceback" in done.stderr
     assert statement.encode() in done.stderr
 
 
-def test_without_inputs_the_model_is_loaded_and_nothing_is_predicted(run: Run) -> None:
+def test_without_inputs_the_model_is_loaded_and_nothing_is_predicted(run):
     done = run(
         "import sys\nprint('loading')\ndef handle(data, context):\n    assert data is None\n"
     )
@@ -107,7 +103,7 @@ def test_without_inputs_the_model_is_loaded_and_nothing_is_predicted(run: Run) -
     assert run("raise OSError('no weights')").returncode == 1
 
 
-def test_a_status_of_the_handlers_own_is_reported_and_400_is_a_failure(run: Run) -> None:
+def test_a_status_of_the_handlers_own_is_reported_and_400_is_a_failure(run):
     source = (
         "def handle(data, context):\n"
         '    context.set_response_status(422, "Too blue")\n'
@@ -118,17 +114,17 @@ def test_a_status_of_the_handlers_own_is_reported_and_400_is_a_failure(run: Run)
     assert b"a.txt: 422 Too blue" in done.stderr
 
 
-def test_bytes_leave_unchanged(run: Run) -> None:
+def test_bytes_leave_unchanged(run):
     done = run("def handle(data, context):\n    return [bytes(range(256))]", a_bin=b"x")
     assert done.stdout == bytes(range(256))
 
 
-def test_an_explanation_is_asked_for(run: Run) -> None:
+def test_an_explanation_is_asked_for(run):
     source = 'def handle(data, context):\n    return [context.get_request_header(0, "explain")]'
     assert run(source, "--explain", a_txt=b"x").stdout == b"True\n"
 
 
-def test_answers_in_steps_go_on_to_their_end(run: Run) -> None:
+def test_answers_in_steps_go_on_to_their_end(run):
     source = """
 left = {"a": 3, "b": 1}
 def handle(data, context):
@@ -146,7 +142,7 @@ def handle(data, context):
     assert both.stdout == b"a2 \nb0 \na1 a0 \n"
 
 
-def test_a_handler_that_is_a_coroutine_runs(run: Run) -> None:
+def test_a_handler_that_is_a_coroutine_runs(run):
     source = """
 import asyncio
 from ts.handler_utils.utils import send_intermediate_predict_response
@@ -161,13 +157,13 @@ class Handler:
     assert run(source, config="asyncCommunication: true\n", a_txt=b"x").stdout == b"one two\n"
 
 
-def test_a_handlers_file_replaces_that_of_the_archive(run: Run, tmp_path: Path) -> None:
+def test_a_handlers_file_replaces_that_of_the_archive(run, tmp_path):
     (tmp_path / "mine.py").write_text(LENGTHS)
     done = run(RAISES, "--handler", "mine.py", a_txt=b"four")
     assert b'"length": 4' in done.stdout
 
 
-def test_the_configuration_file_of_the_place_counts(run: Run, tmp_path: Path) -> None:
+def test_the_configuration_file_of_the_place_counts(run, tmp_path):
     (tmp_path / "config.properties").write_text("service_envelope=json\n")
     source = "def handle(data, context):\n    return [one * 2 for one in data or []]"
     done = run(source, a_json=b'{"instances": [1, 2]}')
@@ -175,7 +171,7 @@ def test_the_configuration_file_of_the_place_counts(run: Run, tmp_path: Path) ->
     assert b"config.properties" in done.stderr
 
 
-def test_a_directory_is_run_where_it_lies(tmp_path: Path) -> None:
+def test_a_directory_is_run_where_it_lies(tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "words.txt").write_text("hidden")
     (tmp_path / "m" / "handler.py").write_text(
@@ -198,9 +194,7 @@ def test_a_directory_is_run_where_it_lies(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_there_is_reported_in_one_line(
-    tmp_path: Path, arguments: list[str], sentence: bytes
-) -> None:
+def test_what_is_not_there_is_reported_in_one_line(tmp_path, arguments, sentence):
     command = [MARSERVE, "run", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, input=b"")
     assert done.returncode == 1

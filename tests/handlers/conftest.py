@@ -2,9 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,14 +11,13 @@ from marserve.backend.context import Context, RequestProcessor
 from marserve.backend.loader import load_service
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.protocol import Load
-from marserve.backend.service import Service
 
 
 @pytest.fixture
-def make_context(tmp_path: Path) -> Callable[..., Context]:
+def make_context(tmp_path):
     """Make the context of a model in ``tmp_path``; keywords are entries of the manifest."""
 
-    def make(*, yaml: Any = None, gpu: int | None = None, **manifest: str) -> Context:
+    def make(*, yaml=None, gpu=None, **manifest):
         return Context(
             "kitten",
             str(tmp_path),
@@ -37,10 +33,10 @@ def make_context(tmp_path: Path) -> Callable[..., Context]:
 
 
 @pytest.fixture
-def begin_batch() -> Callable[..., Context]:
+def begin_batch():
     """Set the requests of a context, with the headers of each."""
 
-    def begin(context: Context, *headers: dict[str, Any]) -> Context:
+    def begin(context, *headers):
         context.request_ids = {i: f"id-{i}" for i in range(len(headers))}
         context.request_processor = [RequestProcessor(item) for item in headers]
         return context
@@ -49,19 +45,12 @@ def begin_batch() -> Callable[..., Context]:
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Service]]:
+def load(tmp_path, monkeypatch):
     """Load a model whose model-config.yaml is this."""
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
 
-    def loaded(
-        config: str,
-        model: str = MODEL,
-        handler: str = "image_classifier",
-        sizes: tuple[int, ...] = (),
-        batch_size: int = 4,
-        **manifest: str,
-    ) -> Service:
+    def loaded(config, model=MODEL, handler="image_classifier", sizes=(), batch_size=4, **manifest):
         (tmp_path / "optimized_net.py").write_text(model)
         (tmp_path / "config.yaml").write_text(config)
         if "\n" in handler:
@@ -87,7 +76,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 
 @pytest.fixture
-def compiler() -> Iterator[Any]:
+def compiler():
     """torch's counters, from zero; the compiler is afterwards as it was."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -54,7 +54,7 @@ def eager(tmp_path, make_context):
 
 @pytest.fixture
 def save_torchscript(tmp_path):
-    def save(name: str) -> None:
+    def save(name):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.jit.save(torch.jit.script(Doubler()), tmp_path / name)
@@ -63,13 +63,13 @@ def save_torchscript(tmp_path):
 
 
 @pytest.fixture
-def handler(eager) -> BaseHandler:
+def handler(eager):
     handler = BaseHandler()
     handler.initialize(eager())
     return handler
 
 
-def test_the_attributes_of_a_new_handler() -> None:
+def test_the_attributes_of_a_new_handler():
     handler = BaseHandler()
     assert (handler.initialized, handler.explain, handler.target) == (False, False, 0)
     assert handler.profiler_args == {}
@@ -77,7 +77,7 @@ def test_the_attributes_of_a_new_handler() -> None:
         assert getattr(handler, name) is None
 
 
-def test_an_eager_model_is_loaded_with_its_weights(handler, eager, begin_batch) -> None:
+def test_an_eager_model_is_loaded_with_its_weights(handler, eager, begin_batch):
     assert handler.initialized
     assert not handler.model.training
     assert handler.get_device() == torch.device("cpu")
@@ -87,16 +87,14 @@ def test_an_eager_model_is_loaded_with_its_weights(handler, eager, begin_batch) 
     assert handler.handle([{"body": [1.0]}, {"data": [2.0]}], context) == [[3.0], [6.0]]
 
 
-def test_an_eager_model_without_weights(tmp_path, make_context) -> None:
+def test_an_eager_model_without_weights(tmp_path, make_context):
     (tmp_path / "bare_model.py").write_text(MODEL_FILE)
     handler = BaseHandler()
     handler.initialize(make_context(modelFile="bare_model.py"))
     assert handler.model.factor.item() == 2.0
 
 
-def test_a_state_dict_of_more_than_weights_is_loaded_with_a_warning(
-    tmp_path, eager, caplog
-) -> None:
+def test_a_state_dict_of_more_than_weights_is_loaded_with_a_warning(tmp_path, eager, caplog):
     handler, context = BaseHandler(), eager()
     torch.save(_Weights(factor=torch.tensor(3.0)), tmp_path / "weights.bin")
     handler.initialize(context)
@@ -108,7 +106,7 @@ class _Weights(dict):
     """A mapping that torch does not count among plain weights."""
 
 
-def test_an_imported_model_file_is_not_loaded_again(tmp_path, make_context) -> None:
+def test_an_imported_model_file_is_not_loaded_again(tmp_path, make_context):
     (tmp_path / "known_model.py").write_text(MODEL_FILE)
     sys.path.insert(0, str(tmp_path))
     try:
@@ -121,7 +119,7 @@ def test_an_imported_model_file_is_not_loaded_again(tmp_path, make_context) -> N
 
 
 @pytest.mark.parametrize("name", ["doubler.pt", "doubler.pth"])
-def test_torchscript(name, save_torchscript, make_context, begin_batch) -> None:
+def test_torchscript(name, save_torchscript, make_context, begin_batch):
     save_torchscript(name)
     handler = BaseHandler()
     context = make_context(serializedFile=name)
@@ -131,7 +129,7 @@ def test_torchscript(name, save_torchscript, make_context, begin_batch) -> None:
 
 
 @pytest.mark.parametrize("name", ["weights.pt", "weights.pth"])
-def test_a_state_dict_without_its_class_has_a_reason(tmp_path, make_context, name) -> None:
+def test_a_state_dict_without_its_class_has_a_reason(tmp_path, make_context, name):
     torch.save(Doubler().state_dict(), tmp_path / name)
     with pytest.raises(RuntimeError, match=f"No model weights.*{name} is not TorchScript"):
         BaseHandler().initialize(make_context(serializedFile=name))
@@ -146,7 +144,7 @@ def test_a_state_dict_without_its_class_has_a_reason(tmp_path, make_context, nam
         ("model.bin", "has no supported format"),
     ],
 )
-def test_unsupported_files_have_a_reason(tmp_path, make_context, name, reason) -> None:
+def test_unsupported_files_have_a_reason(tmp_path, make_context, name, reason):
     (tmp_path / name).write_bytes(b"?")
     with pytest.raises(RuntimeError, match=f"No model weights could be loaded: {name}.*{reason}"):
         BaseHandler().initialize(make_context(serializedFile=name))
@@ -154,7 +152,7 @@ def test_unsupported_files_have_a_reason(tmp_path, make_context, name, reason) -
 
 def test_an_exported_program_of_a_fixed_batch_is_compiled_for_this_batch_only(
     tmp_path, make_context, begin_batch, compiler
-) -> None:
+):
     """Its pieces were compiled with it, up to torch's limit of recompilations."""
     program = torch.export.export(torch.nn.Tanh(), (torch.zeros(4, 1),))
     torch.export.save(program, tmp_path / "model.pt2")
@@ -170,7 +168,7 @@ def test_an_exported_program_of_a_fixed_batch_is_compiled_for_this_batch_only(
     assert compiler["stats"]["unique_graphs"] <= 2  # of inputs in and outside of inference mode
 
 
-def test_an_exported_program(tmp_path, make_context, begin_batch) -> None:
+def test_an_exported_program(tmp_path, make_context, begin_batch):
     any_length = ({0: torch.export.Dim.DYNAMIC},)
     program = torch.export.export(Doubler(), (torch.ones(2, 1),), dynamic_shapes=any_length)
     torch.export.save(program, tmp_path / "model.pt2")
@@ -184,7 +182,7 @@ def test_an_exported_program(tmp_path, make_context, begin_batch) -> None:
 @pytest.mark.integration
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
 @pytest.mark.filterwarnings("default")
-def test_a_library_compiled_ahead(tmp_path, make_context, begin_batch) -> None:
+def test_a_library_compiled_ahead(tmp_path, make_context, begin_batch):
     any_length = ({0: torch.export.Dim.DYNAMIC},)
     program = torch.export.export(Doubler(), (torch.ones(2, 1),), dynamic_shapes=any_length)
     options = {"aot_inductor.output_path": str(tmp_path / "model.so")}
@@ -197,24 +195,24 @@ def test_a_library_compiled_ahead(tmp_path, make_context, begin_batch) -> None:
     assert answers == [[3.0], [4.0], [0.0]]
 
 
-def test_no_weights_at_all(make_context) -> None:
+def test_no_weights_at_all(make_context):
     with pytest.raises(RuntimeError, match=r"the archive has no serialized file.*MAR-INF/MANIFEST"):
         BaseHandler().initialize(make_context())
 
 
-def test_onnx_without_onnxruntime(monkeypatch, make_context) -> None:
+def test_onnx_without_onnxruntime(monkeypatch, make_context):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(RuntimeError, match=r"No model weights.*model.onnx needs onnxruntime"):
         BaseHandler().initialize(make_context(serializedFile="model.onnx"))
 
 
-def test_a_missing_model_file(make_context) -> None:
+def test_a_missing_model_file(make_context):
     with pytest.raises(RuntimeError, match=r"Missing the model.py file.*nowhere.py"):
         BaseHandler().initialize(make_context(modelFile="nowhere.py"))
 
 
 @pytest.mark.parametrize(("code", "names"), [("", r"\[\]"), (MODEL_FILE + "class B: ...", "'B'")])
-def test_a_model_file_defines_one_class(tmp_path, make_context, code, names) -> None:
+def test_a_model_file_defines_one_class(tmp_path, make_context, code, names):
     name = f"model_{tmp_path.name}.py"
     (tmp_path / name).write_text(code)
     expected = rf"Expected only one class as model definition\. .*{names}.*: .*--extra-files"
@@ -223,9 +221,7 @@ def test_a_model_file_defines_one_class(tmp_path, make_context, code, names) -> 
 
 
 @pytest.mark.parametrize("weights", ["", "weights.bin"])
-def test_a_model_whose_constructor_needs_arguments_has_a_hint(
-    tmp_path, make_context, weights
-) -> None:
+def test_a_model_whose_constructor_needs_arguments_has_a_hint(tmp_path, make_context, weights):
     name = f"model_{tmp_path.name}.py"
     (tmp_path / name).write_text(MODEL_FILE.replace("__init__(self)", "__init__(self, width)", 1))
     torch.save(Doubler().state_dict(), tmp_path / "weights.bin")
@@ -243,19 +239,19 @@ def test_a_model_whose_constructor_needs_arguments_has_a_hint(
         (Doubler(), r"dict-like.*whole model.*state_dict\(\)"),
     ],
 )
-def test_a_file_that_is_no_state_dict_has_a_hint(tmp_path, eager, saved, hint) -> None:
+def test_a_file_that_is_no_state_dict_has_a_hint(tmp_path, eager, saved, hint):
     torch.save(saved, tmp_path / "weights.bin")
     with pytest.raises((RuntimeError, TypeError), match=f"(?s){hint}"):
         BaseHandler().initialize(eager())
 
 
-def test_weights_of_another_model_have_no_hint(tmp_path, eager) -> None:
+def test_weights_of_another_model_have_no_hint(tmp_path, eager):
     torch.save({"other": torch.tensor(3.0)}, tmp_path / "weights.bin")
     with pytest.raises(RuntimeError, match=r'Unexpected key.*"other"\. $'):
         BaseHandler().initialize(eager())
 
 
-def test_a_subclass_loads_other_formats(tmp_path, make_context) -> None:
+def test_a_subclass_loads_other_formats(tmp_path, make_context):
     class Pickled(BaseHandler):
         def _load_torchscript_model(self, model_pt_path):
             return torch.load(model_pt_path, weights_only=False)
@@ -266,7 +262,7 @@ def test_a_subclass_loads_other_formats(tmp_path, make_context) -> None:
     assert isinstance(handler.model, torch.nn.Linear)
 
 
-def test_the_gpu_id_is_ignored_without_a_gpu(monkeypatch, eager) -> None:
+def test_the_gpu_id_is_ignored_without_a_gpu(monkeypatch, eager):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     handler = BaseHandler()
@@ -275,7 +271,7 @@ def test_the_gpu_id_is_ignored_without_a_gpu(monkeypatch, eager) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu(eager, begin_batch) -> None:
+def test_on_a_gpu(eager, begin_batch):
     handler = BaseHandler()
     context = eager(gpu=0)
     handler.initialize(context)
@@ -283,7 +279,7 @@ def test_on_a_gpu(eager, begin_batch) -> None:
     assert handler.handle([{"body": [1.0]}], begin_batch(context, {})) == [[3.0]]
 
 
-def test_class_names_are_read(tmp_path, eager) -> None:
+def test_class_names_are_read(tmp_path, eager):
     (tmp_path / "index_to_name.json").write_text('{"0": "tabby"}')
     handler = BaseHandler()
     handler.initialize(eager())
@@ -302,7 +298,7 @@ class Picky(BaseHandler):
         return row["body"]
 
 
-def test_a_request_is_refused_alone(eager, begin_batch) -> None:
+def test_a_request_is_refused_alone(eager, begin_batch):
     handler, context = Picky(), begin_batch(eager(), {}, {}, {})
     handler.initialize(context)
     answers = handler.handle([{"body": 1.0}, {"body": "?"}, {"body": 2.0}], context)
@@ -311,20 +307,20 @@ def test_a_request_is_refused_alone(eager, begin_batch) -> None:
     assert [context.get_response_status(i)[0] for i in range(3)] == [200, 400, 200]
 
 
-def test_rows_that_are_not_requests_are_refused_together(eager, begin_batch) -> None:
+def test_rows_that_are_not_requests_are_refused_together(eager, begin_batch):
     handler, context = Picky(), begin_batch(eager(), {})
     handler.initialize(context)
     with pytest.raises(RefusedInputs, match="Request 1: not a number"):
         handler.handle([{"body": 1.0}, {"body": "?"}], context)
 
 
-def test_inference_passes_arguments_on(handler) -> None:
+def test_inference_passes_arguments_on(handler):
     output = handler.inference(torch.tensor([1.0]), plus=1)
     assert output.tolist() == [4.0]
     assert not output.requires_grad
 
 
-def test_handler_time_is_reported_per_batch(handler, eager, begin_batch) -> None:
+def test_handler_time_is_reported_per_batch(handler, eager, begin_batch):
     context = begin_batch(eager(), {}, {})
     handler.handle([{"body": [1.0]}, {"body": [2.0]}], context)
     [row] = context.metrics.drain()
@@ -333,7 +329,7 @@ def test_handler_time_is_reported_per_batch(handler, eager, begin_batch) -> None
     assert row[3] == round(row[3], 2)
 
 
-def test_stages_report_their_times_if_configured(eager, begin_batch) -> None:
+def test_stages_report_their_times_if_configured(eager, begin_batch):
     context = begin_batch(eager(yaml={"handler": {"profile": True}}), {})
     handler = BaseHandler()
     handler.initialize(context)
@@ -342,7 +338,7 @@ def test_stages_report_their_times_if_configured(eager, begin_batch) -> None:
         context.metrics.get_metric(f"ts_handler_{stage}", MetricTypes.GAUGE)
 
 
-def test_describe(handler, eager, begin_batch) -> None:
+def test_describe(handler, eager, begin_batch):
     assert handler.handle([{}], begin_batch(eager(), {"describe": "True"})) == [None]
 
 
@@ -359,7 +355,7 @@ class Explainer(BaseHandler):
         ({"data": [2.0], "target": bytearray(b"281")}, [[[2.0]], [2.0], 281]),
     ],
 )
-def test_explain(eager, begin_batch, row, answer) -> None:
+def test_explain(eager, begin_batch, row, answer):
     handler = Explainer()
     handler.initialize(eager())
     assert handler.handle([row], begin_batch(eager(), {"explain": "True"})) == [answer]
@@ -367,7 +363,7 @@ def test_explain(eager, begin_batch, row, answer) -> None:
 
 
 @pytest.mark.parametrize("target", [b"", b"x", "1e9"])
-def test_an_invalid_target_is_answered_with_400(eager, begin_batch, target) -> None:
+def test_an_invalid_target_is_answered_with_400(eager, begin_batch, target):
     handler, context = Explainer(), eager()
     handler.initialize(context)
     begin_batch(context, {"explain": "True"})
@@ -376,7 +372,7 @@ def test_an_invalid_target_is_answered_with_400(eager, begin_batch, target) -> N
 
 
 @pytest.mark.parametrize("value", [None, "text", [[1], [2, 3]], ["a"], [10**400]])
-def test_a_request_without_numbers_is_refused_alone(handler, eager, begin_batch, value) -> None:
+def test_a_request_without_numbers_is_refused_alone(handler, eager, begin_batch, value):
     context = eager()
     handler.initialize(context)
     begin_batch(context, {}, {}, {})
@@ -388,9 +384,7 @@ def test_a_request_without_numbers_is_refused_alone(handler, eager, begin_batch,
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, {"inputs": [{"name": "x", "data": [1.0]}]}])
-def test_the_refusal_of_tensors_by_name_names_the_option(
-    handler, eager, begin_batch, value
-) -> None:
+def test_the_refusal_of_tensors_by_name_names_the_option(handler, eager, begin_batch, value):
     context = eager()
     handler.initialize(context)
     begin_batch(context, {}, {})
@@ -399,7 +393,7 @@ def test_the_refusal_of_tensors_by_name_names_the_option(
     assert "only with stackInputs: true in model-config.yaml" in bad["message"]
 
 
-def test_numbers_of_different_shapes_fail_the_batch(handler, eager, begin_batch) -> None:
+def test_numbers_of_different_shapes_fail_the_batch(handler, eager, begin_batch):
     context = eager()
     handler.initialize(context)
     begin_batch(context, {}, {})
@@ -407,12 +401,12 @@ def test_numbers_of_different_shapes_fail_the_batch(handler, eager, begin_batch)
         handler.handle([{"body": [1.0]}, {"body": [1.0, 2.0]}], context)
 
 
-def test_a_handler_without_explanations_answers_501(handler, eager, begin_batch) -> None:
+def test_a_handler_without_explanations_answers_501(handler, eager, begin_batch):
     with pytest.raises(PredictionException, match="BaseHandler gives no explanations : 501"):
         handler.handle([{"body": [1.0]}], begin_batch(eager(), {"explain": "True"}))
 
 
-def test_the_profiler(monkeypatch, tmp_path, handler, eager, begin_batch, caplog) -> None:
+def test_the_profiler(monkeypatch, tmp_path, handler, eager, begin_batch, caplog):
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
     handler.profiler_args = {
         "activities": [torch.profiler.ProfilerActivity.CPU],
@@ -426,7 +420,7 @@ def test_the_profiler(monkeypatch, tmp_path, handler, eager, begin_batch, caplog
 
 def test_the_profilers_trace_goes_to_a_directory_of_the_models_name(
     monkeypatch, tmp_path, handler, eager, begin_batch
-) -> None:
+):
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     handler.profiler_args = {"activities": [torch.profiler.ProfilerActivity.CPU]}
@@ -436,7 +430,7 @@ def test_the_profilers_trace_goes_to_a_directory_of_the_models_name(
 
 def test_an_empty_variable_does_not_enable_the_profiler(
     monkeypatch, handler, eager, begin_batch, caplog
-) -> None:
+):
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "")
     caplog.set_level("INFO")
     assert handler.handle([{"body": [1.0]}], begin_batch(eager(), {})) == [[3.0]]
@@ -467,7 +461,7 @@ class CopiedHandle(BaseHandler):
         return [f"because of {target}"]
 
 
-def test_a_handle_copied_from_torchserve(monkeypatch, eager, begin_batch, tmp_path) -> None:
+def test_a_handle_copied_from_torchserve(monkeypatch, eager, begin_batch, tmp_path):
     handler = CopiedHandle()
     handler.initialize(eager())
     row = {"body": [1.0], "target": 2}
@@ -498,7 +492,7 @@ class SkipsBaseByMistake(BaseHandler):
 @pytest.mark.parametrize("profiled", [False, True])
 def test_a_subclass_that_does_not_call_our_constructor(
     monkeypatch, eager, begin_batch, tmp_path, kind, profiled
-) -> None:
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if profiled:
         monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
@@ -508,7 +502,7 @@ def test_a_subclass_that_does_not_call_our_constructor(
     assert (handler.mine, handler.explain, handler.target) == (True, False, 0)
 
 
-def test_flags_of_packages_are_computed_at_first_use(monkeypatch) -> None:
+def test_flags_of_packages_are_computed_at_first_use(monkeypatch):
     monkeypatch.setenv("TS_IPEX_ENABLE", "true")
     names = ("IPEX", "ONNX", "PROFILER", "PT2", "PT230", "XLA")
     found = {name: getattr(base_handler, f"{name}_AVAILABLE") for name in names}
@@ -537,18 +531,18 @@ class Crowded(BaseHandler):
     _load_model = _run_stages = _refuse = _optimized = _has_flag = _predict_part = _predict
 
 
-def test_helpers_of_a_subclass_may_have_any_name(eager, begin_batch) -> None:
+def test_helpers_of_a_subclass_may_have_any_name(eager, begin_batch):
     handler, context = Crowded(), eager()
     handler.initialize(context)
     assert handler.handle([{"body": [1.0]}], begin_batch(context, {})) == [[3.0]]
 
 
-def test_pt2_of_another_type(eager) -> None:
+def test_pt2_of_another_type(eager):
     with pytest.raises(ValueError, match="pt2 should be str or dict"):
         BaseHandler().initialize(eager(yaml={"pt2": 2}))
 
 
-def test_a_compiled_model_answers_the_same(eager, begin_batch) -> None:
+def test_a_compiled_model_answers_the_same(eager, begin_batch):
     context = begin_batch(eager(yaml={"pt2": {"compile": {"backend": "eager"}}}), {})
     handler = BaseHandler()
     handler.initialize(context)
@@ -566,7 +560,7 @@ def test_a_compiled_model_answers_the_same(eager, begin_batch) -> None:
 @pytest.mark.parametrize("form", ["eager", "torchscript"])
 def test_a_model_that_cannot_be_compiled_is_served_uncompiled(
     eager, save_torchscript, make_context, form, pt2, reason
-) -> None:
+):
     save_torchscript("doubler.pt")
     make = {"eager": eager, "torchscript": partial(make_context, serializedFile="doubler.pt")}
     context, handler = make[form](yaml={"pt2": pt2}), BaseHandler()
@@ -586,9 +580,7 @@ def test_a_model_that_cannot_be_compiled_is_served_uncompiled(
         (torch.float32, None, 0),
     ],
 )
-def test_weights_that_are_raised_to_fp32_are_reported(
-    tmp_path, eager, dtype, optimization, count
-) -> None:
+def test_weights_that_are_raised_to_fp32_are_reported(tmp_path, eager, dtype, optimization, count):
     context = eager(yaml={"optimization": optimization})
     torch.save({"factor": torch.tensor(3.0, dtype=dtype)}, tmp_path / "weights.bin")
     BaseHandler().initialize(context)
@@ -596,7 +588,7 @@ def test_weights_that_are_raised_to_fp32_are_reported(
     assert all("but the model runs in fp32" in sentence for sentence in context.load_warnings)
 
 
-def test_ipex_optimises_if_enabled(monkeypatch, eager) -> None:
+def test_ipex_optimises_if_enabled(monkeypatch, eager):
     ipex = types.ModuleType("intel_extension_for_pytorch")
     ipex.optimize = lambda model: ("optimised", model)
     monkeypatch.setitem(sys.modules, ipex.__name__, ipex)
@@ -610,12 +602,12 @@ def test_ipex_optimises_if_enabled(monkeypatch, eager) -> None:
     assert handler.model[0] == "optimised"
 
 
-def test_a_handler_without_a_manifest_has_no_weights(tmp_path, make_context) -> None:
+def test_a_handler_without_a_manifest_has_no_weights(tmp_path, make_context):
     context = make_context()
     context.manifest = None
     with pytest.raises(RuntimeError, match="No model weights could be loaded"):
         BaseHandler().initialize(context)
 
 
-def test_the_base_handler_has_no_sample() -> None:
+def test_the_base_handler_has_no_sample():
     assert BaseHandler().sample_input() is None

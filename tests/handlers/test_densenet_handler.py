@@ -28,12 +28,12 @@ def answer(tmp_path, make_context, begin_batch):
     return run
 
 
-def test_one_tensor_is_answered_with_a_batch_of_one(answer) -> None:
+def test_one_tensor_is_answered_with_a_batch_of_one(answer):
     [output], _ = answer({"data": saved(torch.tensor([-1.0, 2.0]))})
     assert output.tolist() == [[0.0, 2.0]]
 
 
-def test_each_request_of_a_batch_gets_its_own_row(answer) -> None:
+def test_each_request_of_a_batch_gets_its_own_row(answer):
     outputs, _ = answer(
         {"body": saved(torch.tensor([1.0]))}, {"body": bytearray(saved(torch.tensor([-2.0])))}
     )
@@ -42,7 +42,7 @@ def test_each_request_of_a_batch_gets_its_own_row(answer) -> None:
 
 
 @pytest.mark.parametrize("bad", [b"kitten", b"", None, 7, saved([1, 2]), saved(Ellipsis)])
-def test_a_request_without_a_tensor_is_refused_alone(answer, bad) -> None:
+def test_a_request_without_a_tensor_is_refused_alone(answer, bad):
     (good, refused), context = answer({"body": saved(torch.ones(1))}, {"body": bad})
     assert good.tolist() == [[1.0]]
     assert refused["code"] == context.get_response_status(1)[0] == 400

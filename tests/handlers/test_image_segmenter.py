@@ -29,7 +29,7 @@ class ByColour(torch.nn.Module):
 
 @pytest.fixture
 def segment(make_context, begin_batch):
-    def run(model: torch.nn.Module, *bodies, headers=None):
+    def run(model, *bodies, headers=None):
         handler = ImageSegmenter()
         handler.model, handler.device = model.eval(), torch.device("cpu")
         context = begin_batch(make_context(), *(headers or [{}] * len(bodies)))
@@ -38,7 +38,7 @@ def segment(make_context, begin_batch):
     return run
 
 
-def test_the_best_class_of_every_pixel_and_its_probability(segment) -> None:
+def test_the_best_class_of_every_pixel_and_its_probability(segment):
     (sides, blue), _ = segment(ByColour(), encode("red", "lime"), encode("blue"))
 
     assert torch.tensor(sides).shape == torch.tensor(blue).shape == (224, 224, 2)
@@ -49,7 +49,7 @@ def test_the_best_class_of_every_pixel_and_its_probability(segment) -> None:
     assert sides[100][10][1] == pytest.approx(expected)
 
 
-def test_a_model_of_torchvision(segment) -> None:
+def test_a_model_of_torchvision(segment):
     model = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=3)
     [answer], _ = segment(model, encode("red", "blue"))
     pixels = torch.tensor(answer)
@@ -58,12 +58,12 @@ def test_a_model_of_torchvision(segment) -> None:
     assert (pixels[..., 1] >= 1 / 3 - 1e-6).all()
 
 
-def test_an_invalid_image_among_valid_ones(segment) -> None:
+def test_an_invalid_image_among_valid_ones(segment):
     (good, bad), context = segment(ByColour(), encode("red"), b"kitten")
     assert good[0][0][0] == 0.0
     assert bad["code"] == context.get_response_status(1)[0] == 400
 
 
-def test_segments_are_not_explained(segment) -> None:
+def test_segments_are_not_explained(segment):
     with pytest.raises(PredictionException, match="ImageSegmenter gives no explanations : 501"):
         segment(ByColour(), encode("red"), headers=[{"explain": "True"}])

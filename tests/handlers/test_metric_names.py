@@ -28,7 +28,7 @@ model_metrics:
 
 @pytest.fixture
 def cache(tmp_path):
-    def make(text: str = YAML) -> MetricsCacheYamlImpl:
+    def make(text=YAML):
         path = tmp_path / "metrics.yaml"
         path.write_text(text)
         return MetricsCacheYamlImpl(str(path))
@@ -36,7 +36,7 @@ def cache(tmp_path):
     return make
 
 
-def test_a_cache_has_what_the_file_declares_and_logs_it(cache, caplog) -> None:
+def test_a_cache_has_what_the_file_declares_and_logs_it(cache, caplog):
     caplog.set_level(logging.INFO)
     metrics = cache()
     metrics.model_name = "kitten"
@@ -70,7 +70,7 @@ def test_a_cache_has_what_the_file_declares_and_logs_it(cache, caplog) -> None:
         ("a: [", "MetricsCachePyYamlError"),
     ],
 )
-def test_invalid_files_are_refused(cache, text, error) -> None:
+def test_invalid_files_are_refused(cache, text, error):
     with pytest.raises(getattr(metric_cache_errors, error)):
         cache(text).initialize_cache()
 
@@ -85,19 +85,19 @@ def test_invalid_files_are_refused(cache, text, error) -> None:
         ),
     ],
 )
-def test_the_message_names_the_mistake(cache, text, message) -> None:
+def test_the_message_names_the_mistake(cache, text, message):
     with pytest.raises(metric_cache_errors.MetricsCacheKeyError, match=message):
         cache(text).initialize_cache()
 
 
-def test_no_file(tmp_path) -> None:
+def test_no_file(tmp_path):
     with pytest.raises(metric_cache_errors.MetricsCacheIOError, match=r"gone\.yaml"):
         MetricsCacheYamlImpl(str(tmp_path / "gone.yaml"))
     with pytest.raises(metric_cache_errors.MetricsCacheTypeError):
         MetricsCacheYamlImpl(None)  # type: ignore[arg-type]
 
 
-def test_a_missing_metric(cache) -> None:
+def test_a_missing_metric(cache):
     with pytest.raises(metric_cache_errors.MetricsCacheKeyError):
         cache().get_metric("Dogs")
     with pytest.raises(metric_cache_errors.MetricsCacheTypeError):
@@ -106,11 +106,11 @@ def test_a_missing_metric(cache) -> None:
         cache().get_metric(1)
 
 
-def test_units() -> None:
+def test_units():
     assert (Units().units["ms"], Units().units[None]) == ("Milliseconds", "unit")
 
 
-def test_each_call_measures_the_host_once(caplog) -> None:
+def test_each_call_measures_the_host_once(caplog):
     caplog.set_level(logging.INFO)
     for _ in range(2):
         system_metrics.collect_all(system_metrics, 0)
@@ -127,7 +127,7 @@ def test_each_call_measures_the_host_once(caplog) -> None:
     assert "MemoryUtilization.Percent:" in caplog.text
 
 
-def test_a_custom_module_is_measured() -> None:
+def test_a_custom_module_is_measured():
     mine = types.ModuleType("mine")
     called = []
     mine.cats = lambda: called.append("cats")  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ def test_a_custom_module_is_measured() -> None:
     assert called == ["cats", 3]
 
 
-def test_the_memory_of_processes(caplog) -> None:
+def test_the_memory_of_processes(caplog):
     caplog.set_level(logging.INFO)
     process_memory_metric.check_process_mem_usage(io.StringIO(f"{os.getpid()},,nobody\n"))
     lines = [item.getMessage() for item in caplog.records if item.levelno == logging.INFO]
@@ -145,7 +145,7 @@ def test_the_memory_of_processes(caplog) -> None:
     assert lines[1] == "nobody:0"
 
 
-def test_the_program_that_measures_the_host() -> None:
+def test_the_program_that_measures_the_host():
     command = [sys.executable, "-m", "ts.metrics.metric_collector", "--gpu", "0"]
     ended = subprocess.run(
         command, input=f"{os.getpid()}\n", capture_output=True, text=True, check=True

@@ -18,13 +18,13 @@ from marserve.handlers.model_files import (
 )
 
 
-def test_a_file_other_than_zip_is_not_torchscript(tmp_path) -> None:
+def test_a_file_other_than_zip_is_not_torchscript(tmp_path):
     path = tmp_path / "model.pt"
     path.write_bytes(b"kitten")
     assert not is_torchscript(str(path))
 
 
-def test_a_state_dict_is_not_torchscript(tmp_path) -> None:
+def test_a_state_dict_is_not_torchscript(tmp_path):
     torch.save({}, tmp_path / "model.pt")
     assert not is_torchscript(str(tmp_path / "model.pt"))
 
@@ -36,9 +36,7 @@ def test_a_state_dict_is_not_torchscript(tmp_path) -> None:
         (True, ["CUDAExecutionProvider", "CPUExecutionProvider"]),
     ],
 )
-def test_onnx_sessions_use_all_cpus_and_the_gpu_if_there_is_one(
-    monkeypatch, cuda, providers
-) -> None:
+def test_onnx_sessions_use_all_cpus_and_the_gpu_if_there_is_one(monkeypatch, cuda, providers):
     onnxruntime = types.ModuleType("onnxruntime")
     onnxruntime.SessionOptions = types.SimpleNamespace
     onnxruntime.InferenceSession = lambda path, **options: (path, options)
@@ -52,7 +50,7 @@ def test_onnx_sessions_use_all_cpus_and_the_gpu_if_there_is_one(
 
 @pytest.mark.parametrize("size", ["n", 1, 2, 4])
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
-def test_an_onnx_session(tmp_path, size, rows) -> None:
+def test_an_onnx_session(tmp_path, size, rows):
     onnx, _ = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     numbers = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [size, 2])
@@ -71,9 +69,7 @@ def test_an_onnx_session(tmp_path, size, rows) -> None:
     assert answer.tolist() == [[2 * row, 4.0] for row, _ in numbers]
 
 
-def test_a_model_file_is_imported_by_path_beside_a_module_of_that_name(
-    monkeypatch, tmp_path
-) -> None:
+def test_a_model_file_is_imported_by_path_beside_a_module_of_that_name(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "net", types.ModuleType("net"))
     (tmp_path / "net.py").write_text("class Net: ...")
     module = import_model_file(tmp_path / "net.py")
@@ -81,7 +77,7 @@ def test_a_model_file_is_imported_by_path_beside_a_module_of_that_name(
     assert import_model_file(tmp_path / "net.py") is module
 
 
-def test_a_model_file_that_is_not_python(tmp_path) -> None:
+def test_a_model_file_that_is_not_python(tmp_path):
     with pytest.raises(ImportError, match="is not a Python file"):
         import_model_file(tmp_path / "model.txt")
 
@@ -96,19 +92,19 @@ class Tripler(torch.nn.Module):
 
 
 @pytest.fixture
-def program() -> torch.export.ExportedProgram:
+def program():
     any_length = ({0: torch.export.Dim.DYNAMIC},)
     return torch.export.export(Tripler(), (torch.ones(2, 1),), dynamic_shapes=any_length)
 
 
-def test_an_exported_program(tmp_path, program) -> None:
+def test_an_exported_program(tmp_path, program):
     torch.export.save(program, tmp_path / "model.pt2")
     model = load_exported(str(tmp_path / "model.pt2"), torch.device("cpu"))
     with torch.inference_mode():
         assert model(torch.ones(5, 1)).tolist() == [[3.0]] * 5
 
 
-def test_an_exported_program_moves_to_the_device(tmp_path, program) -> None:
+def test_an_exported_program_moves_to_the_device(tmp_path, program):
     torch.export.save(program, tmp_path / "model.pt2")
     model = load_exported(str(tmp_path / "model.pt2"), torch.device("meta"))
     assert {item.device.type for item in model.parameters()} == {"meta"}
@@ -117,7 +113,7 @@ def test_an_exported_program_moves_to_the_device(tmp_path, program) -> None:
 @pytest.mark.integration
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
 @pytest.mark.filterwarnings("default")
-def test_a_package_of_aotinductor(tmp_path, program) -> None:
+def test_a_package_of_aotinductor(tmp_path, program):
     path = str(tmp_path / "model.pt2")
     torch._inductor.aoti_compile_and_package(program, package_path=path)
     model = load_exported(path, torch.device("cpu"))
@@ -127,20 +123,20 @@ def test_a_package_of_aotinductor(tmp_path, program) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"kitten", b"PK\x05\x06" + bytes(18)])
-def test_other_files_are_not_exported_programs(tmp_path, content) -> None:
+def test_other_files_are_not_exported_programs(tmp_path, content):
     (tmp_path / "model.pt2").write_bytes(content)
     with pytest.raises(RuntimeError, match=r"No model weights.*model\.pt2 is not a usable"):
         load_exported(str(tmp_path / "model.pt2"), torch.device("cpu"))
 
 
-def test_safetensors_without_the_package(monkeypatch) -> None:
+def test_safetensors_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(RuntimeError, match=r"weights\.safetensors needs the package safetensors"):
         load_state_dict("weights.safetensors")
 
 
-def test_safetensors(tmp_path) -> None:
+def test_safetensors(tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     safetensors.save_file({"factor": torch.tensor(4.0)}, tmp_path / "weights.safetensors")
     model = Tripler()
@@ -148,13 +144,13 @@ def test_safetensors(tmp_path) -> None:
     assert model.factor.item() == 4.0
 
 
-def test_a_pickle_from_before_torch_1_6(tmp_path) -> None:
+def test_a_pickle_from_before_torch_1_6(tmp_path):
     path = tmp_path / "weights.pth"
     torch.save({"factor": torch.tensor(4.0)}, path, _use_new_zipfile_serialization=False)
     assert load_state_dict(str(path))["factor"].item() == 4.0
 
 
-def test_a_pickle_that_was_compressed_afterwards(tmp_path) -> None:
+def test_a_pickle_that_was_compressed_afterwards(tmp_path):
     torch.save({"factor": torch.arange(99.0)}, tmp_path / "stored.pth")
     path = tmp_path / "weights.pth"
     with (
@@ -166,7 +162,7 @@ def test_a_pickle_that_was_compressed_afterwards(tmp_path) -> None:
     assert load_state_dict(str(path))["factor"].tolist() == list(range(99))
 
 
-def test_a_pickle_of_a_missing_package_names_it(tmp_path, monkeypatch) -> None:
+def test_a_pickle_of_a_missing_package_names_it(tmp_path, monkeypatch):
     module = types.ModuleType("package_of_old")
     module.Weights = type("Weights", (dict,), {"__module__": module.__name__})
     monkeypatch.setitem(sys.modules, module.__name__, module)

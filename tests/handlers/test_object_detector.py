@@ -49,7 +49,7 @@ def detect(make_context, begin_batch):
     return run
 
 
-def test_objects_from_the_threshold_on(detect) -> None:
+def test_objects_from_the_threshold_on(detect):
     [answer], _ = detect(Frames(), encode())
     assert answer == [
         {"1": [0.0, 0.0, 8.0, 8.0], "score": 0.75},
@@ -57,7 +57,7 @@ def test_objects_from_the_threshold_on(detect) -> None:
     ]
 
 
-def test_the_threshold_can_be_set(detect) -> None:
+def test_the_threshold_can_be_set(detect):
     class Sure(ObjectDetector):
         threshold = 0.9
 
@@ -65,20 +65,20 @@ def test_the_threshold_can_be_set(detect) -> None:
     assert answer == []
 
 
-def test_objects_by_name(detect) -> None:
+def test_objects_by_name(detect):
     handler = ObjectDetector()
     handler.mapping = json.loads('{"1": "cat", "2": "dog"}')
     [answer], _ = detect(Frames(), encode(), handler=handler)
     assert [[*item] for item in answer] == [["cat", "score"], ["dog", "score"]]
 
 
-def test_images_of_one_size_are_one_tensor(detect) -> None:
+def test_images_of_one_size_are_one_tensor(detect):
     model = Frames()
     detect(model, encode(), encode())
     assert model.inputs == [torch.Tensor]
 
 
-def test_images_of_several_sizes(detect) -> None:
+def test_images_of_several_sizes(detect):
     model = Frames()
     (wide, tall), _ = detect(model, encode(9, 4), encode(4, 9))
     assert model.inputs == [list]
@@ -107,7 +107,7 @@ class ScriptedForTensors(torch.nn.Module):
         return [{"boxes": ones, "labels": torch.ones(1) == 1, "scores": torch.ones(1)}]
 
 
-def test_a_scripted_detector(detect) -> None:
+def test_a_scripted_detector(detect):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = torch.jit.script(Scripted())
@@ -115,7 +115,7 @@ def test_a_scripted_detector(detect) -> None:
     assert answers == [[{"1": [1.0, 1.0, 1.0, 1.0], "score": 1.0}]] * 2
 
 
-def test_a_scripted_model_that_takes_a_tensor_gets_one(detect) -> None:
+def test_a_scripted_model_that_takes_a_tensor_gets_one(detect):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = torch.jit.script(ScriptedForTensors())
@@ -123,7 +123,7 @@ def test_a_scripted_model_that_takes_a_tensor_gets_one(detect) -> None:
     assert [item["score"] for item in answer] == [1.0]
 
 
-def test_a_model_of_torchvision(detect) -> None:
+def test_a_model_of_torchvision(detect):
     torch.manual_seed(0)
     model = fasterrcnn_mobilenet_v3_large_320_fpn(
         weights=None, weights_backbone=None, num_classes=3, min_size=64, box_score_thresh=0.0
@@ -145,12 +145,12 @@ def test_a_model_of_torchvision(detect) -> None:
         assert 0 <= y1 <= y2 <= 64
 
 
-def test_an_invalid_image_among_valid_ones(detect) -> None:
+def test_an_invalid_image_among_valid_ones(detect):
     (good, bad), context = detect(Frames(), encode(), b"kitten")
     assert [item["score"] for item in good] == [0.75, 0.5]
     assert bad["code"] == context.get_response_status(1)[0] == 400
 
 
-def test_objects_are_not_explained(detect) -> None:
+def test_objects_are_not_explained(detect):
     with pytest.raises(PredictionException, match="ObjectDetector gives no explanations : 501"):
         detect(Frames(), encode(), headers=[{"explain": "True"}])

@@ -23,7 +23,7 @@ def make(tmp_path, make_context):
     name = f"model_{tmp_path.name}.py"
     (tmp_path / name).write_text(MODEL_FILE)
 
-    def run(**manifest: str) -> TextHandler:
+    def run(**manifest):
         handler = TextHandler()
         handler.initialize(make_context(modelFile=name, **manifest))
         return handler
@@ -31,7 +31,7 @@ def make(tmp_path, make_context):
     return run
 
 
-def test_the_vocabulary_of_the_archive(tmp_path, make) -> None:
+def test_the_vocabulary_of_the_archive(tmp_path, make):
     torch.save({"cat": 5}, tmp_path / "source_vocab.pt")
     handler = make()
     assert handler.initialized
@@ -39,18 +39,18 @@ def test_the_vocabulary_of_the_archive(tmp_path, make) -> None:
 
 
 @pytest.mark.parametrize("absolute", [True, False])
-def test_the_vocabulary_of_the_manifest(tmp_path, make, absolute) -> None:
+def test_the_vocabulary_of_the_manifest(tmp_path, make, absolute):
     torch.save({"cat": 6}, tmp_path / "words.pt")
     path = str(tmp_path / "words.pt") if absolute else "words.pt"
     assert make(sourceVocab=path).source_vocab["cat"] == 6
 
 
-def test_no_vocabulary(make) -> None:
+def test_no_vocabulary(make):
     with pytest.raises(FileNotFoundError, match=r"Missing the source_vocab file.*source_vocab\.pt"):
         make()
 
 
-def test_the_steps_by_the_names_that_subclasses_use() -> None:
+def test_the_steps_by_the_names_that_subclasses_use():
     handler = TextHandler()
     assert handler._remove_html_tags("<b>Hi</b>") == "Hi"
     assert handler._expand_contractions("don't") == "do not"
@@ -60,7 +60,7 @@ def test_the_steps_by_the_names_that_subclasses_use() -> None:
     assert handler.get_word_token(["Ġa", "cat"]) == ["a", "cat"]
 
 
-def test_a_replaced_step_is_used() -> None:
+def test_a_replaced_step_is_used():
     class Shouting(TextHandler):
         def _remove_punctuation(self, text):
             return text.upper()
@@ -71,7 +71,7 @@ def test_a_replaced_step_is_used() -> None:
     assert Shouting()._tokens_of("<i>Don't</i> stop!") == ["DO", "NOT", "STOP!"]
 
 
-def test_a_subclass_may_call_a_step_by_the_name_of_the_class() -> None:
+def test_a_subclass_may_call_a_step_by_the_name_of_the_class():
     class Trimmed(TextHandler):
         def _remove_html_tags(self, text):
             return TextHandler._remove_html_tags(self, text).strip()
@@ -82,7 +82,7 @@ def test_a_subclass_may_call_a_step_by_the_name_of_the_class() -> None:
     assert TextHandler._remove_punctuation(Trimmed(), "a.b") == "ab"
 
 
-def test_attributions_are_summed_per_token_and_scaled_to_length_one() -> None:
+def test_attributions_are_summed_per_token_and_scaled_to_length_one():
     handler = TextHandler()
     for shape in ((2, 2), (1, 2, 2)):
         attributions = torch.tensor([1.0, 2.0, 2.0, 2.0]).reshape(shape)
@@ -90,17 +90,17 @@ def test_attributions_are_summed_per_token_and_scaled_to_length_one() -> None:
     assert handler.summarize_attributions(torch.zeros(2, 2)).tolist() == [0.0, 0.0]
 
 
-def test_captums_attributions_need_captum(monkeypatch) -> None:
+def test_captums_attributions_need_captum(monkeypatch):
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     with pytest.raises(PredictionException, match=r"captum.* : 501"):
         _ = TextHandler().lig
 
 
-def test_captums_attributions_to_the_layer_named_embedding() -> None:
+def test_captums_attributions_to_the_layer_named_embedding():
     pytest.importorskip("captum")
 
     class Mood(torch.nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.embedding = torch.nn.Embedding.from_pretrained(torch.tensor([[0.0], [1], [3]]))
 
@@ -154,31 +154,31 @@ def saved(tmp_path):
     [WORDS, OrderedDict(WORDS), Counter(WORDS), ["a", "cat"], ("a", "cat"), Vocab(WORDS), Stoi()],
     ids=lambda item: type(item).__name__,
 )
-def test_forms(saved, stored) -> None:
+def test_forms(saved, stored):
     vocabulary = load_vocabulary(saved(stored))
     assert [vocabulary["a"], vocabulary["cat"]] == [0, 1]
     assert [index_of(vocabulary, word) for word in ("cat", "dog")] == [1, None]
 
 
 @pytest.mark.parametrize("form", [dict, Vocab])
-def test_unknown_words_have_the_index_of_unk(saved, form) -> None:
+def test_unknown_words_have_the_index_of_unk(saved, form):
     vocabulary = load_vocabulary(saved(form({**WORDS, "<unk>": 7})))
     assert [index_of(vocabulary, word) for word in ("cat", "dog")] == [1, 7]
 
 
-def test_a_vocabulary_with_a_default_does_not_grow(saved) -> None:
+def test_a_vocabulary_with_a_default_does_not_grow(saved):
     vocabulary = load_vocabulary(saved(defaultdict(int, {"cat": 1})))
     assert index_of(vocabulary, "dog") == 0
     assert "dog" not in vocabulary
 
 
 @pytest.mark.parametrize("stored", [7, "a cat", object()])
-def test_other_objects_are_not_vocabularies(saved, stored) -> None:
+def test_other_objects_are_not_vocabularies(saved, stored):
     with pytest.raises(TypeError, match=f"{type(stored).__name__}, not a vocabulary"):
         load_vocabulary(saved(stored))
 
 
-def test_a_package_that_is_missing_is_named(saved, monkeypatch) -> None:
+def test_a_package_that_is_missing_is_named(saved, monkeypatch):
     module = types.ModuleType("torchtext_of_old")
     module.Vocab = type("Vocab", (), {"__module__": module.__name__})
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -18,7 +18,7 @@ def make_context(config: dict) -> Context:
     return Context("kitten", ".", None, 1, None, "1.0", True, MetricsStore(), config)
 
 
-def test_a_stage_is_timed_if_configured() -> None:
+def test_a_stage_is_timed_if_configured():
     handler = Handler()
     handler.context = make_context({"handler": {"profile": True}})
 
@@ -30,16 +30,16 @@ def test_a_stage_is_timed_if_configured() -> None:
 
 
 @pytest.mark.parametrize("config", [{}, {"handler": None}, {"handler": {"profile": False}}])
-def test_a_stage_is_not_timed_otherwise(config) -> None:
+def test_a_stage_is_not_timed_otherwise(config):
     handler = Handler()
     handler.context = make_context(config)
     assert handler.inference(1) == 1
     assert handler.context.metrics.drain() == []
 
 
-def test_a_stage_without_a_context_is_not_timed() -> None:
+def test_a_stage_without_a_context_is_not_timed():
     assert Handler().inference(1) == 1
 
 
-def test_the_stage_keeps_its_name() -> None:
+def test_the_stage_keeps_its_name():
     assert Handler.inference.__doc__ == "Add."

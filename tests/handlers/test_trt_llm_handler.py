@@ -86,7 +86,7 @@ def ask(library, make_context, begin_batch):
     return ask
 
 
-def test_engine_and_tokenizer(library, make_context) -> None:
+def test_engine_and_tokenizer(library, make_context):
     handler = make(
         make_context,
         engine_dir="engine",
@@ -104,7 +104,7 @@ def test_engine_and_tokenizer(library, make_context) -> None:
     }
 
 
-def test_an_answer_at_once(ask) -> None:
+def test_an_answer_at_once(ask):
     row = {"body": {"prompt": "Hi", "max_tokens": 9}}
     answers, sent, handler = ask(row)
     assert answers == ["Hello \N{SNOWMAN}!"]
@@ -115,7 +115,7 @@ def test_an_answer_at_once(ask) -> None:
     assert row["body"] == {"prompt": "Hi", "max_tokens": 9}
 
 
-def test_the_pieces_of_a_stream_are_the_text(ask) -> None:
+def test_the_pieces_of_a_stream_are_the_text(ask):
     answers, sent, handler = ask({"data": b'{"prompt": "Hi", "streaming": true}'})
     assert answers == [""]
     assert [json.loads(results[0]) for results, *_ in sent] == [
@@ -128,17 +128,17 @@ def test_the_pieces_of_a_stream_are_the_text(ask) -> None:
 
 
 @pytest.mark.parametrize("body", [b"Hi", b"[]", {"text": "Hi"}, b"", b"[" * 100_000, b"9" * 5000])
-def test_a_request_without_a_prompt(ask, body) -> None:
+def test_a_request_without_a_prompt(ask, body):
     with pytest.raises(PredictionException, match=r" : 400"):
         ask({"body": body})
 
 
-def test_a_configuration_without_an_engine(make_context) -> None:
+def test_a_configuration_without_an_engine(make_context):
     with pytest.raises(ValueError, match=r"handler\.engine_dir"):
         make(make_context, tokenizer_dir="llama")
 
 
-def test_without_the_library(monkeypatch, make_context) -> None:
+def test_without_the_library(monkeypatch, make_context):
     monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
     with pytest.raises(ImportError, match="trt_llm_handler needs the package tensorrt_llm"):
         make(make_context, engine_dir="engine")

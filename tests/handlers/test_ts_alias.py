@@ -138,14 +138,14 @@ def run(code: str) -> None:
 
 
 @pytest.mark.parametrize(("alias", "real"), ALIASES.items())
-def test_an_alias_is_the_same_module(alias, real) -> None:
+def test_an_alias_is_the_same_module(alias, real):
     module = importlib.import_module(alias)
     assert module is importlib.import_module(real)
     assert module.__name__ == module.__spec__.name == real
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)
-def test_names_that_user_code_imports(module, name) -> None:
+def test_names_that_user_code_imports(module, name):
     assert hasattr(importlib.import_module(module), name)
 
 
@@ -153,18 +153,18 @@ def test_names_that_user_code_imports(module, name) -> None:
     "name",
     ["ts.handler_utils.distributed.pt_pippy", "ts.torch_handler.distributed.base_pippy_handler"],
 )
-def test_refused_names_have_a_reason(name) -> None:
+def test_refused_names_have_a_reason(name):
     with pytest.raises(ImportError, match=r"PiPPy .* use torch\.distributed\.pipelining"):
         importlib.import_module(name)
 
 
 @pytest.mark.parametrize("name", ["handler_utils.timer", "llm_launcher", "version"])
-def test_importing_a_name_loads_no_more_than_it_needs(name) -> None:
+def test_importing_a_name_loads_no_more_than_it_needs(name):
     run(f"import sys, ts.{name}; sys.exit('aiohttp' in sys.modules or 'vllm' in sys.modules)")
 
 
 @pytest.mark.parametrize("first", ["ts.context", "marserve.backend.context"])
-def test_one_module_independent_of_the_order_of_imports(first) -> None:
+def test_one_module_independent_of_the_order_of_imports(first):
     run(
         f"import ts, {first}, ts.context, marserve.backend.context;"
         "assert ts.context is marserve.backend.context;"
@@ -180,12 +180,12 @@ def test_one_module_independent_of_the_order_of_imports(first) -> None:
         if item[0].startswith("ts.torch_handler.") and re.fullmatch("[A-Z][A-Za-z0-9]+", item[1])
     ],
 )
-def test_the_loader_finds_the_one_class_of_a_handler_or_envelope(module, name) -> None:
+def test_the_loader_finds_the_one_class_of_a_handler_or_envelope(module, name):
     found = importlib.import_module(module)
     assert [item.__name__ for item in list_classes_from_module(found)] == [name]
 
 
-def test_importing_ts_loads_nothing() -> None:
+def test_importing_ts_loads_nothing():
     run(
         "import sys, ts;"
         "heavy = {'torch', 'aiohttp', 'yaml', 'marserve.handlers', 'marserve.backend'};"
@@ -193,25 +193,25 @@ def test_importing_ts_loads_nothing() -> None:
     )
 
 
-def test_the_finder_is_the_first(ts) -> None:
+def test_the_finder_is_the_first(ts):
     run("import sys, ts; assert type(sys.meta_path[0]).__module__ == 'ts'")
 
 
-def test_dotted_access(ts) -> None:
+def test_dotted_access(ts):
     import ts.utils.util
 
     assert ts.utils.util.PredictionException.__name__ == "PredictionException"
     assert inspect.ismodule(ts.utils)
 
 
-def test_classes_pickle_under_either_name() -> None:
+def test_classes_pickle_under_either_name():
     dimension = importlib.import_module("ts.metrics.dimension").Dimension("Level", "Model")
     assert pickle.loads(pickle.dumps(dimension)) == dimension
     old = b"cts.metrics.dimension\nDimension\n."  # a reference written under TorchServe
     assert pickle.loads(old) is type(dimension)
 
 
-def test_an_aliased_module_can_be_reloaded() -> None:
+def test_an_aliased_module_can_be_reloaded():
     run(
         "import importlib, ts.handler_utils.utils as utils;"
         "assert importlib.reload(utils) is utils;"
@@ -222,14 +222,14 @@ def test_an_aliased_module_can_be_reloaded() -> None:
 @pytest.mark.parametrize(
     "name", ["ts.nowhere", "ts.torch_handler.nowhere", "model_archiver.nowhere"]
 )
-def test_the_error_names_the_missing_module(name) -> None:
+def test_the_error_names_the_missing_module(name):
     with pytest.raises(ModuleNotFoundError, match=name) as caught:
         importlib.import_module(name)
     assert caught.value.name == name
     assert "marserve" in str(caught.value)
 
 
-def test_the_version_is_ours(ts) -> None:
+def test_the_version_is_ours(ts):
     version = importlib.import_module("ts.version")
     assert ts.__version__ == version.__version__ == importlib.metadata.version("marserve")
     run("import ts; assert ts.version.__version__ == ts.__version__")

@@ -64,7 +64,7 @@ class Means(VisionHandler):
 def run(make_context, begin_batch):
     """Run a handler over a batch; return answers, context and model."""
 
-    def run(handler: VisionHandler, *rows, headers=None):
+    def run(handler, *rows, headers=None):
         context = make_context()
         handler.initialize(context)
         begin_batch(context, *(headers or [{}] * len(rows)))
@@ -75,26 +75,26 @@ def run(make_context, begin_batch):
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize("key", ["data", "body"])
-def test_image_files(run, kind, key) -> None:
+def test_image_files(run, kind, key):
     answers, _, _ = run(Means(), {key: kind(encode())}, {key: kind(encode(BLUE))})
     assert answers == [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
 
 
-def test_base64(run) -> None:
+def test_base64(run):
     assert run(Means(), {"body": base64.b64encode(encode()).decode()})[0] == [[1.0, 0.0, 0.0]]
 
 
-def test_pixels_as_numbers(run) -> None:
+def test_pixels_as_numbers(run):
     assert run(Means(), {"body": [[[1]], [[2]], [[3]]]})[0] == [[1.0, 2.0, 3.0]]
 
 
 @pytest.mark.parametrize("value", [5, True, 1.5, [10**400], [[1], [2, 3]], {"a": 1}])
-def test_numbers_that_are_no_image_are_refused(run, value) -> None:
+def test_numbers_that_are_no_image_are_refused(run, value):
     [answer], _, _ = run(Means(), {"body": value})
     assert answer["code"] == 400
 
 
-def test_empty_data_falls_to_body(run) -> None:
+def test_empty_data_falls_to_body(run):
     assert run(Means(), {"data": b"", "body": encode()})[0] == [[1.0, 0.0, 0.0]]
 
 
@@ -107,45 +107,45 @@ def deep(*values: int) -> bytes:
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "CMYK"])
-def test_a_custom_handler_gets_the_image_in_the_mode_of_the_file(run, mode) -> None:
+def test_a_custom_handler_gets_the_image_in_the_mode_of_the_file(run, mode):
     class Modes(Means):
         @staticmethod
         def image_processing(image):
             seen.append(image.mode)
             return torch.zeros(3, 1, 1)
 
-    seen: list[str] = []
+    seen = []
     run(Modes(), {"body": encode((255, 255, 255), mode, "TIFF")})
     assert seen == [mode]
 
 
-def test_a_custom_handler_gets_all_sixteen_bits(run) -> None:
+def test_a_custom_handler_gets_all_sixteen_bits(run):
     class Depths(Means):
         @staticmethod
         def image_processing(image):
             seen.extend(image.getpixel((x, 0)) for x in range(image.width))
             return torch.zeros(3, 1, 1)
 
-    seen: list[int] = []
+    seen = []
     run(Depths(), {"body": deep(0, 300, 65535)})
     assert seen == [0, 300, 65535]
 
 
 @pytest.mark.parametrize("handler", [ImageClassifier, ImageSegmenter, ObjectDetector])
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "1", "CMYK"])
-def test_built_in_handlers_convert_images_to_three_channels(handler, mode) -> None:
+def test_built_in_handlers_convert_images_to_three_channels(handler, mode):
     white = decode_image(encode((255, 255, 255), mode, "TIFF"))
     tensor = handler.image_processing(white)
     assert tensor.shape[0] == 3
     assert torch.equal(tensor, handler.image_processing(Image.new("RGB", (4, 4), (255, 255, 255))))
 
 
-def test_built_in_handlers_keep_the_shades_of_sixteen_bits() -> None:
+def test_built_in_handlers_keep_the_shades_of_sixteen_bits():
     tensor = ObjectDetector.image_processing(decode_image(deep(0, 32896, 65535)))
     assert torch.allclose(tensor[:, 0], torch.tensor([0, 128 / 255, 1.0]), atol=1 / 255)
 
 
-def test_image_processing_keeps_arrays() -> None:
+def test_image_processing_keeps_arrays():
     assert ObjectDetector.image_processing(np.zeros((2, 2, 4), np.uint8)).shape == (4, 2, 2)
 
 
@@ -161,7 +161,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-def test_an_undecodable_image_is_refused_alone(run, bad) -> None:
+def test_an_undecodable_image_is_refused_alone(run, bad):
     answers, context, model = run(
         Means(), {"body": encode()}, {"body": bad}, {"data": encode(BLUE)}
     )
@@ -175,17 +175,17 @@ def test_an_undecodable_image_is_refused_alone(run, bad) -> None:
     assert model.batches == [2]
 
 
-def test_the_message_does_not_show_the_servers_objects(run) -> None:
+def test_the_message_does_not_show_the_servers_objects(run):
     [answer], _, _ = run(Means(), {"body": b"kitten"})
     assert answer["message"] == "The input is not an image of a known format."
 
 
-def test_the_message_names_the_fields_of_a_form(run) -> None:
+def test_the_message_names_the_fields_of_a_form(run):
     [answer], _, _ = run(Means(), {"image": encode()})
     assert answer["message"].endswith("name the form field `data` or `body`.")
 
 
-def test_a_batch_of_invalid_images_skips_the_model(run) -> None:
+def test_a_batch_of_invalid_images_skips_the_model(run):
     answers, context, model = run(Means(), {"body": b"1"}, {"body": b"2"})
     assert [item["code"] for item in answers] == [400, 400]
     assert context.get_response_status(1)[0] == 400
@@ -193,7 +193,7 @@ def test_a_batch_of_invalid_images_skips_the_model(run) -> None:
     assert len(context.metrics.drain()) == 1
 
 
-def test_a_valid_batch_is_decoded_once(run) -> None:
+def test_a_valid_batch_is_decoded_once(run):
     decoded = []
 
     class Counting(Means):
@@ -206,7 +206,7 @@ def test_a_valid_batch_is_decoded_once(run) -> None:
     assert len(decoded) == 2
 
 
-def test_too_many_pixels(run, monkeypatch) -> None:
+def test_too_many_pixels(run, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
     answers, _, _ = run(Means(), {"body": encode(size=(9, 9))}, {"body": encode()})
     assert "exceeds limit" in answers[0]["message"]
@@ -228,7 +228,7 @@ class Overriding(Means):
         return ["image"] * len(data)
 
 
-def test_a_subclass_gets_a_batch_of_valid_requests(run) -> None:
+def test_a_subclass_gets_a_batch_of_valid_requests(run):
     answers, context, _ = run(
         Overriding(),
         {"body": b"bad"},
@@ -240,7 +240,7 @@ def test_a_subclass_gets_a_batch_of_valid_requests(run) -> None:
     assert [context.get_response_headers(i).get("who") for i in range(3)] == [None, "b", "c"]
 
 
-def test_a_wrong_number_of_answers_is_passed_to_the_service(run) -> None:
+def test_a_wrong_number_of_answers_is_passed_to_the_service(run):
     class Silent(Means):
         def postprocess(self, data):
             return []
@@ -248,7 +248,7 @@ def test_a_wrong_number_of_answers_is_passed_to_the_service(run) -> None:
     assert run(Silent(), {"body": encode()}, {"body": b"bad"})[0] == []
 
 
-def test_outside_handle_an_invalid_image_is_an_exception_with_status_400() -> None:
+def test_outside_handle_an_invalid_image_is_an_exception_with_status_400():
     handler = Means()
     handler.initialize(None)
     with pytest.raises(RefusedInputs, match="Request 1: The input is not") as caught:
@@ -257,7 +257,7 @@ def test_outside_handle_an_invalid_image_is_an_exception_with_status_400() -> No
     assert caught.value.error_code == 400
 
 
-def test_an_error_of_the_model_does_not_refuse_the_image(run) -> None:
+def test_an_error_of_the_model_does_not_refuse_the_image(run):
     class Broken(Means):
         @staticmethod
         def image_processing(image):
@@ -267,13 +267,13 @@ def test_an_error_of_the_model_does_not_refuse_the_image(run) -> None:
         run(Broken(), {"body": encode()})
 
 
-def test_explanations_need_captum(run, monkeypatch) -> None:
+def test_explanations_need_captum(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     with pytest.raises(PredictionException, match=r"captum.* : 501"):
         run(Means(), {"body": encode()}, headers=[{"explain": "True"}])
 
 
-def test_explanations_with_captum(make_context, begin_batch) -> None:
+def test_explanations_with_captum(make_context, begin_batch):
     """Of a linear model they are known: each pixel adds its value times its weight."""
     pytest.importorskip("captum")
     handler = Means()
@@ -289,7 +289,7 @@ def test_explanations_with_captum(make_context, begin_batch) -> None:
     assert torch.allclose(torch.tensor(answers), torch.stack([expected, 2 * expected]), atol=1e-4)
 
 
-def test_the_limit_of_pixels_is_removed_if_configured(make_context, tmp_path, monkeypatch) -> None:
+def test_the_limit_of_pixels_is_removed_if_configured(make_context, tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -304,7 +304,7 @@ def test_the_limit_of_pixels_is_removed_if_configured(make_context, tmp_path, mo
     assert Image.MAX_IMAGE_PIXELS is None
 
 
-def test_the_sample_is_a_file_like_a_photograph() -> None:
+def test_the_sample_is_a_file_like_a_photograph():
     sample, other = Means().sample_input()
     assert sample != other
     image = Image.open(io.BytesIO(sample))
@@ -314,9 +314,7 @@ def test_the_sample_is_a_file_like_a_photograph() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_images_are_decoded_in_threads_with_the_same_answers(
-    make_context, begin_batch, threads
-) -> None:
+def test_images_are_decoded_in_threads_with_the_same_answers(make_context, begin_batch, threads):
     """The configured number of threads, answers in order, refusals at their index."""
     names = set()
 
@@ -336,13 +334,13 @@ def test_images_are_decoded_in_threads_with_the_same_answers(
     assert names == {"MainThread" if threads == 1 else "decode"}
 
 
-def test_a_single_image_needs_no_threads(run) -> None:
+def test_a_single_image_needs_no_threads(run):
     handler = Means()
     run(handler, {"body": encode()})
     assert "decode_threads" not in vars(handler)
 
 
-def test_an_error_in_image_processing_fails_the_batch(make_context, begin_batch) -> None:
+def test_an_error_in_image_processing_fails_the_batch(make_context, begin_batch):
     class Broken(Means):
         def image_processing(self, image):
             raise ZeroDivisionError

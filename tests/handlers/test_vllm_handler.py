@@ -24,7 +24,7 @@ def options(**settings):
     return command[command.index("org/llm", 3) + 1 :]
 
 
-def test_the_program_the_model_the_socket_and_the_names(program) -> None:
+def test_the_program_the_model_the_socket_and_the_names(program):
     assert vllm_command("org/llm", ["a", "b", "a"], {}) == [
         *[str(program), "serve", "org/llm", "--uds", "{socket}"],
         *["--served-model-name", "a", "b", "org/llm"],
@@ -49,11 +49,11 @@ def test_the_program_the_model_the_socket_and_the_names(program) -> None:
         ("served_model_name", "name", []),
     ],
 )
-def test_a_key_of_the_engine_becomes_an_option(key, value, words) -> None:
+def test_a_key_of_the_engine_becomes_an_option(key, value, words):
     assert options(vllm_engine_config={key: value}) == words
 
 
-def test_adapters_and_a_template() -> None:
+def test_adapters_and_a_template():
     adapters = {"french": "adapters/fr", "german": "adapters/de"}
     assert options(adapters=adapters, chat_template="t.jinja") == [
         *["--enable-lora", "--lora-modules", "french=adapters/fr", "german=adapters/de"],
@@ -63,7 +63,7 @@ def test_adapters_and_a_template() -> None:
     assert chosen == ["--no-enable-lora", "--lora-modules", "a=b"]
 
 
-def test_without_vllm(program) -> None:
+def test_without_vllm(program):
     program.unlink()
     with pytest.raises(ImportError, match=r"needs the program vllm, .*pip install vllm"):
         vllm_command("m", [], {})
@@ -72,7 +72,7 @@ def test_without_vllm(program) -> None:
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_model_path_is_a_directory_of_the_archive_or_an_id(
     make_context, tmp_path, is_there, program, monkeypatch
-) -> None:
+):
     if is_there:
         (tmp_path / "org" / "llm").mkdir(parents=True)
     expected = str(tmp_path / "org" / "llm") if is_there else "org/llm"

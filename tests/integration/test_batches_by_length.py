@@ -35,7 +35,7 @@ HOSTILE = {
 def serve(server, install, tmp_path):
     """Register a handler whose batches are formed by length."""
 
-    def make(text: str = HANDLER, config: str = "", **query) -> str:
+    def make(text=HANDLER, config="", **query):
         path = tmp_path / "handler.py"
         path.write_text(text)
         settings = {"batch_size": 8, "batch_policy": "greedy", "batch_bucket_by": "length"}
@@ -113,7 +113,7 @@ def test_what_a_handler_says_of_lengths_is_learnt(server, serve):
     text = f"{HANDLER}\ndef input_length(row):\n    return min(len(row['body']), 300) / 3\n"
     name = serve(text)
 
-    def is_learnt() -> bool:
+    def is_learnt():
         for length in range(10, 1000, 30):
             assert send(server, name, length).text == str(length)
         return server.describe(name)["batching"]["lengths"]["inputLength"]["isUsed"]

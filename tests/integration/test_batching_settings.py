@@ -34,7 +34,7 @@ def install(server, install):
     """Install the lab, or another handler, for as long as the test runs; returns its name."""
     names = []
 
-    def make(*config: str, **query) -> str:
+    def make(*config, **query):
         names.append(install(*config, **query))
         return names[-1]
 
@@ -464,7 +464,7 @@ class One:
 """
     name = install(handler=source, batch_size="auto")
 
-    def assert_single() -> None:
+    def assert_single():
         batching = server.describe(name)["batching"]
         assert batching["size"] == 1
         assert batching["why"] == "size 2 failed with status 503: Prediction failed"

@@ -78,7 +78,7 @@ def replicas(prepare_server, make_archive, tmp_path):
     write(catalog, {})
     with contextlib.ExitStack() as stack:
 
-        def start(count: int = 3, environment=None, **properties: str) -> Replicas:
+        def start(count=3, environment=None, **properties):
             settings = {
                 "model_catalog": str(catalog),
                 "model_catalog_interval": "0.2",
@@ -234,7 +234,7 @@ def test_a_catalog_that_is_broken_or_gone_unregisters_nothing(replicas, wait_for
     revision = status(server)["revision"]
     whole = catalog.read_bytes()
 
-    def damage(content: bytes | None) -> None:
+    def damage(content):
         if content is None:
             catalog.unlink()
         else:
@@ -365,7 +365,7 @@ def test_settings_and_workers_change_in_place(replicas, wait_for):
     all_one.wait_served(wait_for, "m", "m 1.0")
     pid = server.worker("m")["pid"]
 
-    def in_force() -> tuple[bool, int, int]:
+    def in_force():
         described = server.describe("m")
         is_automatic = described["batching"]["isAutomatic"]
         return is_automatic, described["maxBatchDelay"], len(described["workers"])
@@ -389,7 +389,7 @@ def test_a_mounted_config_map_is_followed(replicas, wait_for):
     (server,) = all_one = replicas(1, model_catalog="mounted")
     mounted = server.directory / "mounted"
 
-    def mount(name: str, models: dict) -> None:
+    def mount(name, models):
         (mounted / name).mkdir(parents=True)
         (mounted / name / "catalog.json").write_text(json.dumps({"models": models}))
         (mounted / "..new").symlink_to(name)
@@ -413,7 +413,7 @@ def test_thousands_of_models_that_cannot_be_read_do_not_freeze_the_server(
     url = all_one.pack("m")
     taken = threading.Event()
 
-    def ping() -> float:
+    def ping():
         worst = 0.0
         while not taken.is_set():
             began = time.perf_counter()

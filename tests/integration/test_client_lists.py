@@ -48,7 +48,7 @@ class Handler:
 def install(install):
     """Install a handler, by default the lab, for lists."""
 
-    def make(config: str = "", **query) -> str:
+    def make(config="", **query):
         return install(LISTS + config, **{"batch_size": 4, "max_batch_delay": 0, **query})
 
     return make

@@ -7,15 +7,14 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 from programs import program
-from servers import PATIENCE, Gate, Server, StartServer, make_archive
+from servers import PATIENCE, Gate, Server, make_archive
 
 pytestmark = pytest.mark.integration
 
@@ -35,7 +34,7 @@ expect.set_options(timeout=PATIENCE * 1000)
 
 # The browser's loop would be in the way of other modules' tests: it ends with this one.
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser():
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=program("chromium"), args=arguments)
@@ -44,19 +43,19 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def server(share_server: StartServer) -> Iterator[Server]:
+def server(share_server):
     """Return a server whose only models are those of the test."""
     with share_server() as shared:
         yield shared
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[OpenPage]:
+def open_page(browser):
     """Open a page of a server's dashboard; no script may fail or be refused by the policy."""
     with contextlib.ExitStack() as stack:
-        troubles: list[str] = []
+        troubles = []
 
-        def open_(server: Server, address: str = "", **context: Any) -> Page:
+        def open_(server, address="", **context):
             page = stack.enter_context(
                 contextlib.closing(browser.new_context(**context))
             ).new_page()
@@ -111,7 +110,7 @@ def panel(page: Page, title: str) -> Any:
 # -- overview --------------------------------------------------------------------------------------
 
 
-def test_the_overview_follows_the_load(server: Server, handlers: Path, open_page: OpenPage) -> None:
+def test_the_overview_follows_the_load(server, handlers, open_page):
     server.install(handlers / "lab.py", "busy")
     page = open_page(server)
     expect(page.get_by_text("Nothing is wrong now.")).to_be_visible()
@@ -121,7 +120,7 @@ def test_the_overview_follows_the_load(server: Server, handlers: Path, open_page
         expect(card(page, "busy").locator(".latency")).to_contain_text(re.compile(r"p99 [\d.]+ ms"))
 
 
-def test_a_crash_loop_is_not_green(server: Server, handlers: Path, open_page: OpenPage) -> None:
+def test_a_crash_loop_is_not_green(server, handlers, open_page):
     server.install(handlers / "lab.py", "crashing")
     page = open_page(server)
     for _ in range(3):
@@ -135,9 +134,7 @@ def test_a_crash_loop_is_not_green(server: Server, handlers: Path, open_page: Op
     )
 
 
-def test_what_is_wrong_comes_first_and_hostile_text_stays_text(
-    server: Server, open_page: OpenPage
-) -> None:
+def test_what_is_wrong_comes_first_and_hostile_text_stays_text(server, open_page):
     server.install(FAILING, "hostile", model_name=HOSTILE)
     page = open_page(server)
     problem = page.locator(".problems li").first
@@ -152,10 +149,10 @@ def test_what_is_wrong_comes_first_and_hostile_text_stays_text(
     assert page.locator("img").count() == 0
 
 
-def test_a_hundred_models_are_rows_with_a_filter(server: Server, open_page: OpenPage) -> None:
+def test_a_hundred_models_are_rows_with_a_filter(server, open_page):
     archive = make_archive(server.store, EMPTY, "one")
 
-    def register(number: int) -> int:
+    def register(number):
         name = f"m{number:02}"
         return server.register(archive, model_name=name, initial_workers=0).status_code
 
@@ -174,9 +171,7 @@ def test_a_hundred_models_are_rows_with_a_filter(server: Server, open_page: Open
 # -- a model ---------------------------------------------------------------------------------------
 
 
-def test_a_model_shows_its_batches_workers_and_costs(
-    server: Server, handlers: Path, open_page: OpenPage
-) -> None:
+def test_a_model_shows_its_batches_workers_and_costs(server, handlers, open_page):
     server.install(handlers / "lab.py", "watched", batch_size=4, max_batch_delay=5)
     for _ in range(3):
         server.ask("watched")
@@ -201,9 +196,7 @@ def test_a_model_shows_its_batches_workers_and_costs(
 # -- requests --------------------------------------------------------------------------------------
 
 
-def test_a_slow_request_is_found_and_explained(
-    server: Server, handlers: Path, tmp_path: Path, open_page: OpenPage
-) -> None:
+def test_a_slow_request_is_found_and_explained(server, handlers, tmp_path, open_page):
     server.install(handlers / "lab.py", "slow")
     page = open_page(server, "requests")
     expect(page.get_by_text("There are no requests.")).to_be_visible()
@@ -237,7 +230,7 @@ ANSWERS = [
 ]
 
 
-def test_answers_are_rendered(server: Server, handlers: Path, open_page: OpenPage) -> None:
+def test_answers_are_rendered(server, handlers, open_page):
     server.install(handlers / "lab.py", "tried")
     page = open_page(server, "models/tried/1.0/try")
     for orders, selector, text in ANSWERS:
@@ -249,9 +242,7 @@ def test_answers_are_rendered(server: Server, handlers: Path, open_page: OpenPag
     expect(page.get_by_label("As Python")).to_contain_text(address)
 
 
-def test_an_image_is_shown_for_a_file(
-    server: Server, handlers: Path, tmp_path: Path, open_page: OpenPage
-) -> None:
+def test_an_image_is_shown_for_a_file(server, handlers, tmp_path, open_page):
     server.install(handlers / "lab.py", "tried")
     image = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"></svg>'
     file = tmp_path / "it's.json"
@@ -265,9 +256,7 @@ def test_an_image_is_shown_for_a_file(
     assert shown.evaluate("image => image.naturalWidth") == 9
 
 
-def test_text_is_shown_as_it_arrives(
-    server: Server, handlers: Path, tmp_path: Path, open_page: OpenPage
-) -> None:
+def test_text_is_shown_as_it_arrives(server, handlers, tmp_path, open_page):
     server.install(handlers / "streamer.py", "streamer")
     gate = Gate(tmp_path / "gate")
     page = open_page(server, "models/streamer/1.0/try")
@@ -282,9 +271,7 @@ def test_text_is_shown_as_it_arrives(
 # -- actions ---------------------------------------------------------------------------------------
 
 
-def test_settings_and_workers_of_a_model_change(
-    server: Server, handlers: Path, open_page: OpenPage
-) -> None:
+def test_settings_and_workers_of_a_model_change(server, handlers, open_page):
     server.install(handlers / "lab.py", "changed")
     page = open_page(server, "models/changed/1.0/actions")
     batching, workers = panel(page, "Batching"), panel(page, "Workers")
@@ -305,9 +292,7 @@ def test_settings_and_workers_of_a_model_change(
     assert described["batchPolicy"] == "greedy"
 
 
-def test_models_are_registered_made_the_default_and_unregistered(
-    server: Server, open_page: OpenPage
-) -> None:
+def test_models_are_registered_made_the_default_and_unregistered(server, open_page):
     for version in ("1.0", "2.0"):
         make_archive(server.store, EMPTY, f"v{version}", version=version)
     server.register("v1.0.mar", model_name="pair", initial_workers=0)
@@ -332,7 +317,7 @@ def test_models_are_registered_made_the_default_and_unregistered(
     assert [each["modelVersion"] for each in listed] == ["2.0"]
 
 
-def test_the_level_of_a_logger_changes(start_server: StartServer, open_page: OpenPage) -> None:
+def test_the_level_of_a_logger_changes(start_server, open_page):
     with start_server() as server:  # other tests read the logs of the shared one
         page = open_page(server, "server")
         level = page.get_by_label("Level of ACCESS_LOG")
@@ -343,7 +328,7 @@ def test_the_level_of_a_logger_changes(start_server: StartServer, open_page: Ope
         expect(level).not_to_have_value("error")
 
 
-def test_the_last_lines_of_a_log_are_shown(server: Server, open_page: OpenPage) -> None:
+def test_the_last_lines_of_a_log_are_shown(server, open_page):
     server.management("PUT", "/loggers/marserve", params={"level": "info"})
     for id_ in ("first", "<img/src=x/onerror=alert(1)>"):
         server.inference("GET", "/ping", headers={"X-Request-Id": id_})
@@ -361,9 +346,7 @@ def test_the_last_lines_of_a_log_are_shown(server: Server, open_page: OpenPage) 
 # -- the key and the connection --------------------------------------------------------------------
 
 
-def test_the_page_asks_for_the_key_and_keeps_it_in_memory(
-    start_server: StartServer, open_page: OpenPage
-) -> None:
+def test_the_page_asks_for_the_key_and_keeps_it_in_memory(start_server, open_page):
     with start_server(disable_token_authorization="false") as server:
         key = json.loads((server.directory / "key_file.json").read_text())["management"]["key"]
         page = open_page(server)
@@ -383,9 +366,7 @@ def test_the_page_asks_for_the_key_and_keeps_it_in_memory(
         expect(page.get_by_label("Management key")).to_be_visible()
 
 
-def test_the_page_connects_again_to_a_server_that_was_restarted(
-    start_server: StartServer, open_page: OpenPage
-) -> None:
+def test_the_page_connects_again_to_a_server_that_was_restarted(start_server, open_page):
     with start_server() as server:
         page = open_page(server)
         expect(state_of(page)).to_have_text("live")
@@ -400,9 +381,7 @@ def test_the_page_connects_again_to_a_server_that_was_restarted(
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_page_is_accessible_and_fits_a_phone(
-    server: Server, handlers: Path, open_page: OpenPage, scheme: str
-) -> None:
+def test_every_page_is_accessible_and_fits_a_phone(server, handlers, open_page, scheme):
     server.install(handlers / "lab.py", "shown")
     server.install(FAILING, "failing")
     for model in ("shown", "failing"):

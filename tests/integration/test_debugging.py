@@ -3,14 +3,12 @@
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
-from servers import PATIENCE, TORCHSERVE, Server, StartServer, make_archive
+from servers import PATIENCE, TORCHSERVE, Server, make_archive
 from terminal import Terminal
 
 pytestmark = pytest.mark.integration
@@ -37,20 +35,20 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def terminal() -> Iterator[Terminal]:
+def terminal():
     with contextlib.closing(Terminal()) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("project") / "my_handler.py"
     path.write_text(HANDLER)
     return path
 
 
 @pytest.fixture(scope="module")
-def server(prepare_server: StartServer, terminal: Terminal, source: Path) -> Iterator[Server]:
+def server(prepare_server, terminal, source):
     """A server that holds the terminal; its timeouts are shorter than anybody can type."""
     with prepare_server(default_response_timeout="1", default_startup_timeout="1") as prepared:
         make_archive(prepared.store, "def handle(data, context):\n    return ['packed']", "m")
@@ -71,18 +69,16 @@ Ask = Callable[[str], "Future[requests.Response]"]
 
 
 @pytest.fixture
-def ask(server: Server, background: Callable[..., "Future[Any]"]) -> Ask:
+def ask(server, background):
     """Send a text and do not wait for the answer."""
     return lambda text: background(server.predict, "m", data=text, headers=TEXT)
 
 
-def test_a_file_replaces_the_handler_of_the_archive(ask: Ask) -> None:
+def test_a_file_replaces_the_handler_of_the_archive(ask):
     assert ask("hello").result(PATIENCE).text == "hello 1"
 
 
-def test_the_prompt_edits_lines_and_no_timeout_ends_it(
-    server: Server, terminal: Terminal, ask: Ask
-) -> None:
+def test_the_prompt_edits_lines_and_no_timeout_ends_it(server, terminal, ask):
     answer = ask("stop here")
     terminal.wait("(Pdb) ")
     with pytest.raises(requests.Timeout):  # longer than the response timeout
@@ -95,9 +91,7 @@ def test_the_prompt_edits_lines_and_no_timeout_ends_it(
     assert answer.result(PATIENCE).text == "changed 1"
 
 
-def test_ctrl_c_at_the_prompt_clears_the_line_and_ends_nothing(
-    server: Server, terminal: Terminal, ask: Ask
-) -> None:
+def test_ctrl_c_at_the_prompt_clears_the_line_and_ends_nothing(server, terminal, ask):
     pid = server.worker("m")["pid"]
     answer = ask("stop here")
     terminal.wait("(Pdb) ")
@@ -109,7 +103,7 @@ def test_ctrl_c_at_the_prompt_clears_the_line_and_ends_nothing(
     assert server.is_running
 
 
-def test_ctrl_c_interrupts_a_handler_that_hangs(terminal: Terminal, ask: Ask) -> None:
+def test_ctrl_c_interrupts_a_handler_that_hangs(terminal, ask):
     answer = ask("sleep")
     terminal.wait("going to sleep")
     terminal.type("\x03")
@@ -120,9 +114,7 @@ def test_ctrl_c_interrupts_a_handler_that_hangs(terminal: Terminal, ask: Ask) ->
     ("order", "line"),
     [("raise", 'raise KeyError("no such colour")'), ("exit", "raise SystemExit(3)")],
 )
-def test_the_answer_holds_the_traceback_and_the_worker_lives(
-    server: Server, ask: Ask, order: str, line: str
-) -> None:
+def test_the_answer_holds_the_traceback_and_the_worker_lives(server, ask, order, line):
     pid = server.worker("m")["pid"]
     answer = ask(order).result(PATIENCE)
     assert answer.status_code == 503
@@ -133,7 +125,7 @@ def test_the_answer_holds_the_traceback_and_the_worker_lives(
     assert server.worker("m")["pid"] == pid
 
 
-def test_quitting_the_debugger_ends_the_request_alone(terminal: Terminal, ask: Ask) -> None:
+def test_quitting_the_debugger_ends_the_request_alone(terminal, ask):
     answer = ask("stop here")
     terminal.wait("(Pdb) ")
     terminal.type("q\n")
@@ -141,12 +133,12 @@ def test_quitting_the_debugger_ends_the_request_alone(terminal: Terminal, ask: A
     assert ask("hello").result(PATIENCE).text == "hello 1"
 
 
-def test_an_edited_file_is_loaded_anew_at_the_next_request(source: Path, ask: Ask) -> None:
+def test_an_edited_file_is_loaded_anew_at_the_next_request(source, ask):
     source.write_text(HANDLER.replace("{order} 1", "{order} 2"))
     assert ask("hello").result(PATIENCE).text == "hello 2"
 
 
-def test_a_mistake_is_told_until_it_is_mended(source: Path, ask: Ask, terminal: Terminal) -> None:
+def test_a_mistake_is_told_until_it_is_mended(source, ask, terminal):
     source.write_text(HANDLER.replace("return [f", "return [f("))
     document = ask("hello").result(PATIENCE).json()
     assert document["message"].startswith("The model cannot be loaded: SyntaxError")
@@ -154,7 +146,7 @@ def test_a_mistake_is_told_until_it_is_mended(source: Path, ask: Ask, terminal: 
     assert ask("hello").result(PATIENCE).text == "hello 1"
 
 
-def test_a_breakpoint_while_the_model_loads(source: Path, ask: Ask, terminal: Terminal) -> None:
+def test_a_breakpoint_while_the_model_loads(source, ask, terminal):
     source.write_text("breakpoint()\n" + HANDLER)
     answer = ask("hello")
     terminal.wait("(Pdb) ")
@@ -164,7 +156,7 @@ def test_a_breakpoint_while_the_model_loads(source: Path, ask: Ask, terminal: Te
     assert ask("hello").result(PATIENCE).text == "hello 1"
 
 
-def test_there_is_one_worker_however_many_are_asked_for(server: Server) -> None:
+def test_there_is_one_worker_however_many_are_asked_for(server):
     server.management("PUT", "/models/m", params={"min_worker": 3, "synchronous": "true"})
     assert len(server.describe("m")["workers"]) == 1
 
@@ -177,17 +169,15 @@ def test_there_is_one_worker_however_many_are_asked_for(server: Server) -> None:
         {"X-Forwarded-For": "203.0.113.9"},
     ],
 )
-def test_web_pages_and_proxies_are_kept_from_tracebacks(
-    server: Server, headers: dict[str, str]
-) -> None:
+def test_web_pages_and_proxies_are_kept_from_tracebacks(server, headers):
     answer = server.predict("m", data="raise", headers=headers)
     assert answer.status_code == 403
     assert "traceback" not in answer.text
 
 
 def test_a_server_that_is_told_to_stop_at_a_prompt_leaves_the_terminal_as_it_was(
-    prepare_server: StartServer, source: Path, background: Callable[..., "Future[Any]"]
-) -> None:
+    prepare_server, source, background
+):
     with prepare_server() as server, contextlib.closing(Terminal()) as terminal:
         make_archive(server.store, HANDLER, "m")
         start(server, terminal, "m")
@@ -203,9 +193,7 @@ def test_a_server_that_is_told_to_stop_at_a_prompt_leaves_the_terminal_as_it_was
         server.assert_nothing_left()
 
 
-def test_a_terminal_that_is_closed_at_a_prompt_ends_the_server(
-    prepare_server: StartServer, background: Callable[..., "Future[Any]"]
-) -> None:
+def test_a_terminal_that_is_closed_at_a_prompt_ends_the_server(prepare_server, background):
     terminal = Terminal()
     with prepare_server() as server:
         make_archive(server.store, HANDLER, "m")
@@ -220,7 +208,7 @@ def test_a_terminal_that_is_closed_at_a_prompt_ends_the_server(
         server.assert_nothing_left()
 
 
-def test_a_handler_without_a_server_has_the_terminal(tmp_path: Path) -> None:
+def test_a_handler_without_a_server_has_the_terminal(tmp_path):
     make_archive(tmp_path, HANDLER, "m")
     (tmp_path / "a.txt").write_text("stop here")
     with contextlib.closing(Terminal()) as terminal:
@@ -236,7 +224,7 @@ def test_a_handler_without_a_server_has_the_terminal(tmp_path: Path) -> None:
         terminal.wait("changed 1")
 
 
-def test_ctrl_c_without_a_request_stops_the_server(server: Server, terminal: Terminal) -> None:
+def test_ctrl_c_without_a_request_stops_the_server(server, terminal):
     """The last of them."""
     terminal.type("\x03")
     terminal.wait("TorchServe has stopped.")

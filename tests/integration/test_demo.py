@@ -36,7 +36,7 @@ def run_demo(
     )
 
 
-def test_everything_it_prints_is_true(prepare_server: PrepareServer, tmp_path: Path) -> None:
+def test_everything_it_prints_is_true(prepare_server, tmp_path):
     # torch makes this folder when torchvision is imported; left to itself, in the server's TMPDIR.
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     with prepare_server(environment=cache, preload_modules="torch") as server:
@@ -53,7 +53,7 @@ def test_everything_it_prints_is_true(prepare_server: PrepareServer, tmp_path: P
     assert f"\nDashboard: {management}/dashboard\n\n$ kill " in done.stdout
 
 
-def test_a_taken_port_is_named(prepare_server: PrepareServer) -> None:
+def test_a_taken_port_is_named(prepare_server):
     with prepare_server() as server, socket.socket() as neighbour:
         address = ("127.0.0.1", server.ports["management"])
         neighbour.bind(address)
@@ -63,7 +63,7 @@ def test_a_taken_port_is_named(prepare_server: PrepareServer) -> None:
     assert "Failed: Cannot listen on {}:{}".format(*address) in done.stdout
 
 
-def test_a_running_server_is_left_alone(prepare_server: PrepareServer) -> None:
+def test_a_running_server_is_left_alone(prepare_server):
     with prepare_server() as server:
         server.start()
         done = run_demo(server)
@@ -73,9 +73,7 @@ def test_a_running_server_is_left_alone(prepare_server: PrepareServer) -> None:
     assert "Failed: A server is already running (pid" in done.stdout
 
 
-def test_a_server_that_started_while_it_packed_is_left_alone(
-    prepare_server: PrepareServer, tmp_path: Path
-) -> None:
+def test_a_server_that_started_while_it_packed_is_left_alone(prepare_server, tmp_path):
     gate = Gate(tmp_path / "gate")
     environment = {**held_import(tmp_path, "torch", gate), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     with prepare_server() as server, ThreadPoolExecutor() as threads:
@@ -101,16 +99,14 @@ def test_a_server_that_started_while_it_packed_is_left_alone(
         ({"enable_metrics_api": "false"}, "needs the metrics listener"),
     ],
 )
-def test_settings_it_cannot_work_with(
-    prepare_server: PrepareServer, settings: dict[str, str], sentence: str
-) -> None:
+def test_settings_it_cannot_work_with(prepare_server, settings, sentence):
     with prepare_server(**settings) as server:
         done = run_demo(server)
     assert done.returncode == 1
     assert sentence in done.stdout
 
 
-def test_a_strangers_archive_is_not_overwritten(prepare_server: PrepareServer) -> None:
+def test_a_strangers_archive_is_not_overwritten(prepare_server):
     with prepare_server() as server:
         archive = server.store / "resnet-152.mar"
         with zipfile.ZipFile(archive, "w") as members:

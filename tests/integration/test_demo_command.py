@@ -39,11 +39,11 @@ def run_demo(server: Any, **environment: str) -> tuple[int, str]:
     return demo.returncode, output
 
 
-def test_it_serves_until_it_is_interrupted(prepare_server: PrepareServer) -> None:
+def test_it_serves_until_it_is_interrupted(prepare_server):
     with prepare_server() as server:
         demo = start_demo(server)
         assert demo.stdout is not None
-        lines: list[str] = []
+        lines = []
         while not lines or not lines[-1].startswith("Dashboard: "):
             line = demo.stdout.readline()
             assert line, lines
@@ -70,7 +70,7 @@ def test_it_serves_until_it_is_interrupted(prepare_server: PrepareServer) -> Non
         assert not list(server.temp.glob("marserve-demo-*"))
 
 
-def test_with_keys_it_names_their_file(prepare_server: PrepareServer) -> None:
+def test_with_keys_it_names_their_file(prepare_server):
     with prepare_server(disable_token_authorization="false") as server:
         status, output = run_demo(server)
         assert status == 0, output
@@ -79,7 +79,7 @@ def test_with_keys_it_names_their_file(prepare_server: PrepareServer) -> None:
     assert output.splitlines()[-1].endswith("/dashboard")
 
 
-def test_a_taken_port_is_named(prepare_server: PrepareServer) -> None:
+def test_a_taken_port_is_named(prepare_server):
     with prepare_server() as server, socket.socket() as neighbour:
         address = ("127.0.0.1", server.ports["management"])
         neighbour.bind(address)
@@ -91,7 +91,7 @@ def test_a_taken_port_is_named(prepare_server: PrepareServer) -> None:
     )
 
 
-def test_a_running_server_is_left_alone(prepare_server: PrepareServer) -> None:
+def test_a_running_server_is_left_alone(prepare_server):
     with prepare_server() as server:
         server.start()
         status, output = run_demo(server)
@@ -101,9 +101,7 @@ def test_a_running_server_is_left_alone(prepare_server: PrepareServer) -> None:
     assert "Failed: A server is already running (pid" in output
 
 
-def test_a_server_that_started_while_it_trained_is_left_alone(
-    prepare_server: PrepareServer, tmp_path: Path
-) -> None:
+def test_a_server_that_started_while_it_trained_is_left_alone(prepare_server, tmp_path):
     gate = Gate(tmp_path / "gate")
     with prepare_server() as server:
         demo = start_demo(server, **held_import(tmp_path, "threadpoolctl", gate))
@@ -121,9 +119,7 @@ def test_a_server_that_started_while_it_trained_is_left_alone(
         server.stop()
 
 
-def test_a_server_that_took_the_place_of_its_own_is_left_alone(
-    prepare_server: PrepareServer,
-) -> None:
+def test_a_server_that_took_the_place_of_its_own_is_left_alone(prepare_server):
     with prepare_server() as server:
         demo = start_demo(server)
         assert demo.stdout is not None
@@ -140,7 +136,7 @@ def test_a_server_that_took_the_place_of_its_own_is_left_alone(
         assert server.is_running
 
 
-def test_a_missing_package_is_named(prepare_server: PrepareServer, tmp_path: Path) -> None:
+def test_a_missing_package_is_named(prepare_server, tmp_path):
     (tmp_path / "sklearn.py").write_text("raise ModuleNotFoundError(name='sklearn')\n")
     with prepare_server() as server:
         status, output = run_demo(server, PYTHONPATH=str(tmp_path))

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +94,7 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def machine(
-    start_server: Callable[..., Any],
-    make_archive: Callable[..., Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Machine]:
+def machine(start_server, make_archive, tmp_path_factory):
     work = tmp_path_factory.mktemp("dependencies")
     with start_server(
         install_py_dep_per_model="true", dependency_cache=str(work / "cache")
@@ -107,15 +103,13 @@ def machine(
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def wheels(tmp_path_factory):
     """Versions 1.0 and 2.0 of the same package."""
     folder = tmp_path_factory.mktemp("wheels")
     return make_wheel(folder, "1.0"), make_wheel(folder, "2.0")
 
 
-def test_two_models_have_different_versions_of_the_same_package(
-    machine: Machine, wheels: tuple[Path, Path]
-) -> None:
+def test_two_models_have_different_versions_of_the_same_package(machine, wheels):
     for wheel, name in zip(wheels, ("first", "second"), strict=True):
         version, place, _ = machine.serve(name, f"--no-index\n./{wheel.name}\n", wheel)
         assert wheel.name == f"tiny-{version}-py3-none-any.whl"
@@ -137,12 +131,8 @@ OTHER_PLACES = {
 
 @pytest.mark.parametrize("is_file", [True, False])
 def test_packages_are_installed_for_the_model_whatever_pips_configuration_says(
-    is_file: bool,
-    prepare_server: Callable[..., Any],
-    make_archive: Callable[..., Path],
-    wheels: tuple[Path, Path],
-    tmp_path: Path,
-) -> None:
+    is_file, prepare_server, make_archive, wheels, tmp_path
+):
     lines = [f"{name} = {value}" for name, value in OTHER_PLACES.items()]
     (tmp_path / "pip.conf").write_text("\n".join(["[install]", *lines]))
     environment = {
@@ -162,9 +152,7 @@ def test_packages_are_installed_for_the_model_whatever_pips_configuration_says(
             assert Path(place).is_relative_to(machine.cache)
 
 
-def test_the_same_requirements_are_installed_once(
-    machine: Machine, wheels: tuple[Path, Path], together: Callable[..., list[Any]]
-) -> None:
+def test_the_same_requirements_are_installed_once(machine, wheels, together):
     before = machine.installed()
     text = "--no-index\n--find-links .\ntiny\n# once\n"
     archives = [machine.pack(f"once{number}", text, *wheels) for number in range(3)]
@@ -176,9 +164,7 @@ def test_the_same_requirements_are_installed_once(
     assert len(machine.installed() - before) == 1
 
 
-def test_a_wheel_of_the_same_name_with_another_content_is_another_package(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_a_wheel_of_the_same_name_with_another_content_is_another_package(machine, tmp_path):
     requirements = "--no-index\n-r more.txt\n"
     places = set()
     for number in (1, 2):
@@ -190,9 +176,7 @@ def test_a_wheel_of_the_same_name_with_another_content_is_another_package(
     assert len(places) == 2
 
 
-def test_a_virtual_environment_sees_the_servers_packages_behind_its_own(
-    machine: Machine, wheels: tuple[Path, Path]
-) -> None:
+def test_a_virtual_environment_sees_the_servers_packages_behind_its_own(machine, wheels):
     requirements = f"--no-index\n./{wheels[0].name}\nrequests\n"  # the server has requests
     answer = machine.serve("venv", requirements, wheels[0], config="useVenv: true\n")
     assert answer[0] == "1.0"
@@ -202,9 +186,7 @@ def test_a_virtual_environment_sees_the_servers_packages_behind_its_own(
 
 
 @pytest.mark.parametrize("config", ["", "useVenv: true\n"], ids=["directory", "venv"])
-def test_requirements_that_cannot_be_met_are_the_clients_fault_and_leave_nothing(
-    config: str, machine: Machine
-) -> None:
+def test_requirements_that_cannot_be_met_are_the_clients_fault_and_leave_nothing(config, machine):
     unpacked, name = machine.server.unpacked(), "unmet" + str(len(config))
     answer = machine.register(machine.pack(name, "--no-index\nnot-there==9\n", config=config))
     assert answer.status_code == 400
@@ -219,9 +201,7 @@ def test_requirements_that_cannot_be_met_are_the_clients_fault_and_leave_nothing
     assert machine.left_behind() == []
 
 
-def test_a_requirements_file_that_is_not_there_is_refused(
-    machine: Machine, wheels: tuple[Path, Path]
-) -> None:
+def test_a_requirements_file_that_is_not_there_is_refused(machine, wheels):
     archive = machine.pack("gone", "tiny")
     with zipfile.ZipFile(archive) as old:
         kept = {name: old.read(name) for name in old.namelist() if "requirements" not in name}
@@ -234,10 +214,8 @@ def test_a_requirements_file_that_is_not_there_is_refused(
 
 
 def test_requirements_are_left_alone_where_the_server_does_not_install(
-    start_server: Callable[..., Any],
-    make_archive: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
+    start_server, make_archive, tmp_path
+):
     with start_server(dependency_cache=str(tmp_path / "cache")) as server:
         machine = Machine(server, make_archive, tmp_path)
         answer = machine.register(machine.pack("alone", "not-there==9\n"))
@@ -255,12 +233,8 @@ setup(name="slow", version="1.0", py_modules=[])
 
 
 def test_an_installation_ends_with_the_server_and_the_next_one_starts_afresh(
-    prepare_server: Callable[..., Any],
-    make_archive: Callable[..., Path],
-    tmp_path: Path,
-    gate: Any,
-    background: Callable[..., Any],
-) -> None:
+    prepare_server, make_archive, tmp_path, gate, background
+):
     environment = {"GATE": gate.path, "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
     cache = tmp_path / "cache"
     with prepare_server(
@@ -281,11 +255,8 @@ def test_an_installation_ends_with_the_server_and_the_next_one_starts_afresh(
 
 
 def test_what_a_killed_server_left_is_installed_again(
-    prepare_server: Callable[..., Any],
-    make_archive: Callable[..., Path],
-    tmp_path: Path,
-    wheels: tuple[Path, Path],
-) -> None:
+    prepare_server, make_archive, tmp_path, wheels
+):
     with prepare_server(
         install_py_dep_per_model="true", dependency_cache=str(tmp_path / "cache")
     ) as server:
@@ -303,8 +274,8 @@ def test_what_a_killed_server_left_is_installed_again(
 
 
 def test_an_interpreter_without_marserve_is_refused_when_it_is_needed(
-    start_server: Callable[..., Any], make_archive: Callable[..., Path], tmp_path: Path
-) -> None:
+    start_server, make_archive, tmp_path
+):
     bare = tmp_path / "python"
     bare.write_text(
         "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'marserve'\" >&2; exit 1"
@@ -331,8 +302,8 @@ def handle(data, context):
 
 
 def test_workers_of_another_interpreter_serve_and_know_no_withheld_variable(
-    prepare_server: Callable[..., Any], make_archive: Callable[..., Path], tmp_path: Path
-) -> None:
+    prepare_server, make_archive, tmp_path
+):
     link = tmp_path / "bin" / "python"
     link.parent.mkdir()
     link.symlink_to(Path(os.sys.executable))
@@ -353,9 +324,7 @@ def test_workers_of_another_interpreter_serve_and_know_no_withheld_variable(
 
 
 @pytest.mark.parametrize("config", ["", "useVenv: true\n"])
-def test_marserve_run_installs_requirements_as_the_server_does(
-    machine: Machine, wheels: tuple[Path, Path], tmp_path: Path, config: str
-) -> None:
+def test_marserve_run_installs_requirements_as_the_server_does(machine, wheels, tmp_path, config):
     name = f"run{len(config)}"
     archive = machine.pack(name, f"--no-index\n./{wheels[0].name}\n", wheels[0], config=config)
     (tmp_path / "input").write_text("x")

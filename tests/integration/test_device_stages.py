@@ -101,7 +101,7 @@ def streamed(server, make_archive, tmp_path, background, wait_for):
     archive.unlink()
 
 
-def test_single_requests_are_in_several_stages_at_a_time(server, streamed) -> None:
+def test_single_requests_are_in_several_stages_at_a_time(server, streamed):
     answers = streamed.fill()
     answers += [streamed.ask(number) for number in (3, 4, 5, 6)]
     server.wait_queued("streamed", 1)  # two devices and three more are with the worker
@@ -111,13 +111,13 @@ def test_single_requests_are_in_several_stages_at_a_time(server, streamed) -> No
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_a_request_that_fails_in_a_stage_fails_alone(stage, streamed) -> None:
+def test_a_request_that_fails_in_a_stage_fails_alone(stage, streamed):
     answers = [*streamed.fill(), streamed.ask(3, fails_in=stage), streamed.ask(4)]
     streamed.let_go("2-1", "1-2")
     assert [answer.result().status_code for answer in answers] == [200, 200, 503, 200]
 
 
-def test_those_in_the_stages_of_a_killed_worker_are_answered_by_the_next(server, streamed) -> None:
+def test_those_in_the_stages_of_a_killed_worker_are_answered_by_the_next(server, streamed):
     answers = [*streamed.fill(), streamed.ask(3)]
     server.wait_taken("streamed", 3)
     os.kill(server.worker("streamed")["pid"], signal.SIGKILL)
@@ -125,7 +125,7 @@ def test_those_in_the_stages_of_a_killed_worker_are_answered_by_the_next(server,
     assert [answer.result().json()[0] for answer in answers] == [1.0, 2.0, 3.0]
 
 
-def test_a_request_that_hangs_in_a_stage_takes_no_other_with_it(streamed) -> None:
+def test_a_request_that_hangs_in_a_stage_takes_no_other_with_it(streamed):
     answers = [*streamed.fill(), streamed.ask(3)]
     streamed.let_go("1-2")
     assert [answer.result().status_code for answer in answers] == [500, 200, 200]
@@ -133,7 +133,7 @@ def test_a_request_that_hangs_in_a_stage_takes_no_other_with_it(streamed) -> Non
 
 def test_those_in_the_stages_of_a_model_that_is_taken_away_are_answered(
     server, streamed, background
-) -> None:
+):
     answers = [*streamed.fill(), streamed.ask(3)]
     server.wait_taken("streamed", 3)
     gone = background(server.management, "DELETE", "/models/streamed")

@@ -5,10 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,7 +16,7 @@ DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 
 
 @pytest.fixture(scope="module")
-def evaluate() -> ModuleType:
+def evaluate():
     spec = importlib.util.spec_from_file_location("evaluate_digits", DIGITS / "evaluate.py")
     assert spec is not None
     assert spec.loader is not None
@@ -30,10 +27,7 @@ def evaluate() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def server(
-    start_server: Callable[..., AbstractContextManager[Any]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Any]:
+def server(start_server, tmp_path_factory):
     # torch makes this folder when torchvision is imported; left to itself, in the server's TMPDIR.
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
     with start_server(environment=cache, preload_modules="torch") as started:
@@ -41,7 +35,7 @@ def server(
 
 
 @pytest.fixture(scope="module")
-def trained(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(server, tmp_path_factory):
     """Where train.py wrote; its archives are in the server's store."""
     folder = tmp_path_factory.mktemp("digits")
     done = run_program("train.py", "--build-dir", folder, "--model-store", server.store)
@@ -56,9 +50,7 @@ def run_program(name: str, *options: str | Path) -> "subprocess.CompletedProcess
 
 @pytest.mark.parametrize("batch_size", [1, 16])
 @pytest.mark.parametrize("archive", ["digits-eager", "digits-script"])
-def test_served_predictions_are_the_offline_ones(
-    server: Any, evaluate: ModuleType, trained: Path, archive: str, batch_size: int
-) -> None:
+def test_served_predictions_are_the_offline_ones(server, evaluate, trained, archive, batch_size):
     held_out = evaluate.HeldOut.read(trained)
     inference, management = urls(server)
     with evaluate.registered(management, archive, batch_size) as model:
@@ -92,7 +84,7 @@ def batches_of(server: Any, model: str) -> tuple[float, float]:
     return batches, requests
 
 
-def test_one_wrong_prediction_is_noticed(server: Any, trained: Path, tmp_path: Path) -> None:
+def test_one_wrong_prediction_is_noticed(server, trained, tmp_path):
     shutil.copytree(trained / "held_out", tmp_path / "held_out")
     truth = json.loads((trained / "held_out.json").read_text())
     truth["offline"][-1] = (truth["offline"][-1] + 1) % 10

@@ -219,9 +219,7 @@ def test_the_start_of_a_slow_interpreter_used_up_the_startup_timeout(prepare_del
         server.stop()
 
 
-def test_a_fork_server_that_is_stopped_before_it_answers_does_not_hold_up_the_end(
-    prepare_delayed,
-):
+def test_a_fork_server_that_is_stopped_before_it_answers_does_not_hold_up_the_end(prepare_delayed):
     with prepare_delayed("fork_server", STOP) as server:
         server.start()
         _, seconds = took(server.stop)

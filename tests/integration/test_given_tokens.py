@@ -1,15 +1,13 @@
 """Keys that an operator gives, as Kubernetes mounts a Secret."""
 
-from pathlib import Path
-
 import pytest
-from servers import PATIENCE, Server, StartServer
+from servers import PATIENCE, Server
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def secret(tmp_path: Path) -> Path:
+def secret(tmp_path):
     """A Secret as it is mounted: links into a directory that is swapped when it changes."""
     version = tmp_path / "..2026"
     version.mkdir()
@@ -29,7 +27,7 @@ def statuses(server: Server, kind: str) -> tuple[int, ...]:
     return tuple(answer.status_code for answer in asked)
 
 
-def test_several_servers_can_have_the_same_keys(start_server: StartServer, secret: Path) -> None:
+def test_several_servers_can_have_the_same_keys(start_server, secret):
     with start_server(token_directory=str(secret)) as server:
         assert statuses(server, "inference") == (200, 400)
         assert statuses(server, "management") == (400, 200)
@@ -40,7 +38,7 @@ def test_several_servers_can_have_the_same_keys(start_server: StartServer, secre
         server.wait_printed("Token authorization is on: token_directory=")
 
 
-def test_it_does_not_start_without_them(prepare_server: StartServer, secret: Path) -> None:
+def test_it_does_not_start_without_them(prepare_server, secret):
     (secret / "management").unlink()
     with prepare_server(token_directory=str(secret)) as server:
         assert server.launch().wait(PATIENCE) == 1

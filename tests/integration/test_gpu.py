@@ -68,7 +68,7 @@ def used_memory() -> int:
     return total - free
 
 
-def test_a_worker_is_on_the_gpu_and_gives_its_memory_back(server, install, wait_for) -> None:
+def test_a_worker_is_on_the_gpu_and_gives_its_memory_back(server, install, wait_for):
     before = used_memory()
     name = install("", HANDLER)
     assert answer_of(server.predict(name, data=b"x"))[:2] == ["16", "cuda:0"]
@@ -81,19 +81,19 @@ def test_a_worker_is_on_the_gpu_and_gives_its_memory_back(server, install, wait_
     wait_for(lambda: used_memory() < before + 2**28)
 
 
-def test_workers_share_the_gpu(server, install, together) -> None:
+def test_workers_share_the_gpu(server, install, together):
     name = install("", HANDLER, initial_workers=3)
     answers = together([lambda: server.predict(name, data=b"x")] * 30)
     assert {answer_of(answer)[1] for answer in answers} == {"cuda:0"}
 
 
-def test_a_model_can_stay_on_the_cpu(server, install) -> None:
+def test_a_model_can_stay_on_the_cpu(server, install):
     name = install("deviceType: cpu\n", "def handle(d, c): return d and ['fine'] * len(d)\n")
     assert server.predict(name, data=b"x").text == "fine"
     assert server.worker(name)["gpu"] is False
 
 
-def test_a_request_without_room_on_the_gpu_fails_alone(server, install, together) -> None:
+def test_a_request_without_room_on_the_gpu_fails_alone(server, install, together):
     name = install("", HANDLER, batch_size=4, max_batch_delay=NEVER)
     bodies = [b"a", b"huge", b"c", b"d"]
     answers = together([lambda body=body: server.predict(name, data=body) for body in bodies])
@@ -101,7 +101,7 @@ def test_a_request_without_room_on_the_gpu_fails_alone(server, install, together
     assert len({answer.text.split()[2] for answer in answers if answer.ok}) == 1
 
 
-def test_a_worker_whose_gpu_context_is_lost_is_replaced(server, install) -> None:
+def test_a_worker_whose_gpu_context_is_lost_is_replaced(server, install):
     name = install("", HANDLER)
     before = answer_of(server.predict(name, data=b"a"))[2]
     failed = server.predict(name, data=b"bad")
@@ -110,7 +110,7 @@ def test_a_worker_whose_gpu_context_is_lost_is_replaced(server, install) -> None
     assert answer_of(server.predict(name, data=b"b"))[2] != before
 
 
-def test_a_killed_worker_is_replaced_and_its_memory_is_free(server, install, wait_for) -> None:
+def test_a_killed_worker_is_replaced_and_its_memory_is_free(server, install, wait_for):
     name = install("", HANDLER)
     held = used_memory()
     pid = answer_of(server.predict(name, data=b"a"))[2]
@@ -119,7 +119,7 @@ def test_a_killed_worker_is_replaced_and_its_memory_is_free(server, install, wai
     wait_for(lambda: abs(used_memory() - held) < 2**28)
 
 
-def test_the_automatic_batch_size_fits_into_the_memory_of_the_gpu(server, install) -> None:
+def test_the_automatic_batch_size_fits_into_the_memory_of_the_gpu(server, install):
     name = install("batchSize: auto\nbatchPolicy: adaptive\n", LARGE_ROWS)
     _, total = torch.cuda.mem_get_info()
     assert 1 <= server.describe(name)["batchSize"] <= total // 2**31

@@ -1,7 +1,6 @@
 """A client without .proto files and stubs: it asks the server by reflection, as grpcurl does."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -12,7 +11,6 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
-from servers import Server
 
 pytestmark = pytest.mark.integration
 
@@ -66,7 +64,7 @@ class Explorer:
 
 
 @pytest.fixture(scope="module")
-def inference(server: Server) -> Iterator[Explorer]:
+def inference(server):
     server.install(ECHO, "echo")
     server.install(DOUBLE, "double")
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_ports['inference']}") as channel:
@@ -74,12 +72,12 @@ def inference(server: Server) -> Iterator[Explorer]:
 
 
 @pytest.fixture(scope="module")
-def management(server: Server) -> Iterator[Explorer]:
+def management(server):
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_ports['management']}") as channel:
         yield Explorer(channel)
 
 
-def test_each_listener_lists_what_it_offers(inference: Explorer, management: Explorer) -> None:
+def test_each_listener_lists_what_it_offers(inference, management):
     offered = {INFERENCE, OPEN_INFERENCE, UPSTREAMS_OPEN_INFERENCE, HEALTH}
     assert offered <= inference.services()
     assert MANAGEMENT not in inference.services()
@@ -87,7 +85,7 @@ def test_each_listener_lists_what_it_offers(inference: Explorer, management: Exp
     assert INFERENCE not in management.services()
 
 
-def test_every_service_can_be_described(inference: Explorer, management: Explorer) -> None:
+def test_every_service_can_be_described(inference, management):
     for explorer in (inference, management):
         for name in explorer.services():
             service = explorer.describe(name)
@@ -97,13 +95,13 @@ def test_every_service_can_be_described(inference: Explorer, management: Explore
                 assert method.output_type.full_name
 
 
-def test_predictions_without_a_stub(inference: Explorer) -> None:
+def test_predictions_without_a_stub(inference):
     answer = inference.call(INFERENCE, "Predictions", model_name="echo", input={"body": "aGVsbG8="})
     assert answer == {"prediction": "aGVsbG8="}
 
 
 @pytest.mark.parametrize("service", [OPEN_INFERENCE, UPSTREAMS_OPEN_INFERENCE])
-def test_inference_of_tensors_without_a_stub(inference: Explorer, service: str) -> None:
+def test_inference_of_tensors_without_a_stub(inference, service):
     tensor = {
         "name": "x",
         "datatype": "INT32",
@@ -116,12 +114,12 @@ def test_inference_of_tensors_without_a_stub(inference: Explorer, service: str) 
     assert output["shape"] == ["2", "1"]  # 64 bits are text in protobuf's JSON
 
 
-def test_models_are_listed_without_a_stub(inference: Explorer, management: Explorer) -> None:
+def test_models_are_listed_without_a_stub(inference, management):
     answer = management.call(MANAGEMENT, "ListModels", limit=100)
     names = [model["modelName"] for model in json.loads(answer["msg"])["models"]]
     assert {"echo", "double"} <= set(names)
 
 
-def test_a_method_that_does_not_exist(inference: Explorer) -> None:
+def test_a_method_that_does_not_exist(inference):
     with pytest.raises(KeyError):
         inference.describe("org.pytorch.serve.grpc.inference.Nothing")

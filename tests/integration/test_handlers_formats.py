@@ -142,7 +142,7 @@ def server(start_server):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_model_in_this_form_answers(server, make_archive, tmp_path, together, form) -> None:
+def test_a_model_in_this_form_answers(server, make_archive, tmp_path, together, form):
     save, file_name, files, config = FORMS[form]
     save(tmp_path / file_name)
     if "model_file" in files:
@@ -181,7 +181,7 @@ def test_a_model_in_this_form_answers(server, make_archive, tmp_path, together, 
 )
 def test_a_program_of_a_fixed_batch_answers(
     server, make_archive, tmp_path, together, save, file, handler
-) -> None:
+):
     save(tmp_path / file)
     files = {"serialized_file": str(tmp_path / file)}
     archive = make_archive(server.store, handler, "fixed", ON_CPU, **files)
@@ -202,7 +202,7 @@ def test_a_program_of_a_fixed_batch_answers(
     assert server.management("DELETE", "/models/fixed").status_code == 200
 
 
-def test_what_a_worker_cannot_serve_as_configured_is_listed(server, make_archive, tmp_path) -> None:
+def test_what_a_worker_cannot_serve_as_configured_is_listed(server, make_archive, tmp_path):
     weights, model = tmp_path / "net.pth", tmp_path / "net.py"
     torch.save(Net().half().state_dict(), weights)
     model.write_text(MODEL_FILE)

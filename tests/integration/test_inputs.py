@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -112,7 +111,7 @@ def test_head_predicts_without_a_body(server):
 
 @pytest.mark.parametrize("size", [1000, 2_000_000])  # from 1 MB on, curl asks before it sends
 @pytest.mark.parametrize("way", [["-T"], ["--data-binary"]])
-def test_curl_sends_a_file(server, tmp_path: Path, way, size):
+def test_curl_sends_a_file(server, tmp_path, way, size):
     file = tmp_path / "picture.bin"
     file.write_bytes(b"x" * size)
     argument = str(file) if way == ["-T"] else f"@{file}"

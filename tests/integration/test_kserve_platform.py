@@ -5,7 +5,6 @@ What KServe's wrapper gave is compared with the answers that TorchServe's tests 
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ except OSError:
 
 
 @pytest.fixture
-def pod(tmp_path: Path) -> Iterator[Container]:
+def pod(tmp_path):
     """A pod of an InferenceService that is not running yet."""
     made = Container(tmp_path)
     models = tmp_path / "models"
@@ -107,9 +106,7 @@ def ask(pod: Container, path: str, document: object = None) -> object:
     return json.loads(text) if status == 200 else (status, text)
 
 
-def test_nobody_can_connect_before_the_model_is_ready_and_v1_is_served_then(
-    pod: Container, client_python: Path
-) -> None:
+def test_nobody_can_connect_before_the_model_is_ready_and_v1_is_served_then(pod, client_python):
     # As KServe's older versions start it, which say nothing of a platform.
     arguments = [each for each in ARGUMENTS if not each.startswith("--platform")]
     pod.run(*arguments, TS_SERVICE_ENVELOPE="kserve", PROTOCOL_VERSION="v1")
@@ -143,7 +140,7 @@ def test_nobody_can_connect_before_the_model_is_ready_and_v1_is_served_then(
     assert pod.wait() == 0
 
 
-def test_v2_over_http_and_grpc(pod: Container, client_python: Path) -> None:
+def test_v2_over_http_and_grpc(pod, client_python):
     (pod.shared / "go").touch()
     pod.run(*ARGUMENTS, TS_SERVICE_ENVELOPE="kservev2", PROTOCOL_VERSION="v2")
     wait_open(pod, 8080)
@@ -161,9 +158,7 @@ def test_v2_over_http_and_grpc(pod: Container, client_python: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_model_that_cannot_be_loaded_keeps_the_pod_out_of_the_service(
-    pod: Container, tmp_path: Path
-) -> None:
+def test_a_model_that_cannot_be_loaded_keeps_the_pod_out_of_the_service(pod, tmp_path):
     (tmp_path / "models" / "model-store" / "digits.mar").write_text("no archive")
     pod.run(*ARGUMENTS, TS_SERVICE_ENVELOPE="kserve", PROTOCOL_VERSION="v1")
     wait_open(pod, 8085)
@@ -172,7 +167,7 @@ def test_a_model_that_cannot_be_loaded_keeps_the_pod_out_of_the_service(
     assert "Failed to load model: digits.mar" in pod.text()
 
 
-def test_a_port_that_another_container_of_the_pod_has_ends_the_server(pod: Container) -> None:
+def test_a_port_that_another_container_of_the_pod_has_ends_the_server(pod):
     pod.files["/entry.sh"] = (
         "#!/bin/bash\n/home/venv/bin/python -m http.server 8081 & exec "
         'marserve-init /usr/local/bin/dockerd-entrypoint.sh "$@"\n'
@@ -183,7 +178,7 @@ def test_a_port_that_another_container_of_the_pod_has_ends_the_server(pod: Conta
     assert "Cannot listen at grpc://0.0.0.0:8081" in pod.text()
 
 
-def test_the_runtime_is_that_of_kserve_but_for_image_and_platform() -> None:
+def test_the_runtime_is_that_of_kserve_but_for_image_and_platform():
     assert RUNTIME["metadata"]["name"] == "kserve-torchserve"
     assert ARGUMENTS == [
         "torchserve",

@@ -52,7 +52,7 @@ def server(share_server):
 def items(gate, record):
     """Return items for the lab, of which the first waits at the gate."""
 
-    def make(count: int, name: str = "row") -> list[dict[str, str]]:
+    def make(count, name="row"):
         made = [{"id": f"{name}-{number}", "record": str(record)} for number in range(count)]
         made[0]["gate"] = gate.path
         return made

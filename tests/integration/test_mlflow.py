@@ -4,13 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from environments import environment
-from servers import Server, StartServer
+from servers import Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.environments]
 
@@ -74,7 +72,7 @@ for place in sys.argv[1:]:
 
 
 @pytest.fixture(scope="module")
-def said(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def said(start_server, tmp_path_factory):
     """What the plugin has to say, call by call."""
     python = environment("mlflow", *INSTALLS, borrows=True)
     work = tmp_path_factory.mktemp("mlflow")
@@ -116,7 +114,7 @@ def properties_for_the_plugin(server: Server, work: Path) -> dict[str, str]:
     }
 
 
-def test_models_are_created(said: Any) -> None:
+def test_models_are_created(said):
     assert said["create"] == {"name": "linear/1.0", "flavor": None}
     assert said["create again"] == {"name": "linear/2.0", "flavor": None}
     assert said["create other"] == {"name": "other/1.0", "flavor": None}
@@ -126,19 +124,19 @@ def test_models_are_created(said: Any) -> None:
     assert (other["batchSize"], len(other["workers"])) == (4, 2)
 
 
-def test_models_answer(said: Any) -> None:
+def test_models_answer(said):
     assert json.loads(said["predict frame"]) == [8.0]
     assert json.loads(said["predict tensor"]) == [8.0]
     assert json.loads(said["predict json"]) == [8.0]
     assert said["explain"] is None or json.loads(said["explain"]) == [2.0, 6.0]
 
 
-def test_models_are_changed(said: Any) -> None:
+def test_models_are_changed(said):
     assert said["default"] == "2.0"
     assert said["scaled"][0]["minWorkers"] == 1
 
 
-def test_models_are_removed(said: Any) -> None:
+def test_models_are_removed(said):
     assert said["left"] == ["linear"]
     assert "404" in said["get gone"]
     assert "404" in said["delete gone"]

@@ -136,7 +136,7 @@ def assert_printed(output: str, lines: tuple[str, ...]) -> None:
         position = found.end()
 
 
-def test_the_page_for_newcomers(tmp_path: Path) -> None:
+def test_the_page_for_newcomers(tmp_path):
     page = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
     shell, steps = Shell(tmp_path), steps_of(page)
     assert len(steps) > 5
@@ -144,7 +144,7 @@ def test_the_page_for_newcomers(tmp_path: Path) -> None:
         assert_printed(output, tuple(map(shell.adapt, step.printed)))
 
 
-def test_the_readme(tmp_path: Path) -> None:
+def test_the_readme(tmp_path):
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     (_, targets, _), (_, commands, printed) = BLOCK.findall(page)
     _, *targets = targets.splitlines()  # the first line clones
@@ -161,11 +161,11 @@ def test_the_readme(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sequences", "workflows", "grpc", "clients"])
-def test_the_page_about(name: str, tmp_path: Path) -> None:
+def test_the_page_about(name, tmp_path):
     follow(name, tmp_path)
 
 
-def test_the_page_about_a_second_server(tmp_path: Path) -> None:
+def test_the_page_about_a_second_server(tmp_path):
     page = (ROOT / "docs" / "second-server.md").read_text(encoding="utf-8")
     shell = Shell(tmp_path, preload_modules="")
     del shell.environment["TS_CONFIG_FILE"]  # each server reads the file of its directory
@@ -184,11 +184,11 @@ def test_the_page_about_a_second_server(tmp_path: Path) -> None:
         shell.bash("TMPDIR=$PWD/second/tmp torchserve --stop")
 
 
-def test_the_page_about_the_catalog(tmp_path: Path) -> None:
+def test_the_page_about_the_catalog(tmp_path):
     follow("catalog", tmp_path, model_catalog="catalog/catalog.json", model_catalog_interval="0.3")
 
 
-def test_the_page_about_the_doctor(tmp_path: Path) -> None:
+def test_the_page_about_the_doctor(tmp_path):
     page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
     examples = page.partition("\n## An example\n")[2]  # before it are files that anybody has
     shell = Shell(tmp_path)
@@ -198,18 +198,18 @@ def test_the_page_about_the_doctor(tmp_path: Path) -> None:
         assert_printed(output, tuple(map(shell.adapt, step.printed)))
 
 
-def test_the_page_about_open_inference(tmp_path: Path, client_python: Path) -> None:
+def test_the_page_about_open_inference(tmp_path, client_python):
     (tmp_path / "clients").symlink_to(client_python.parents[1])
     follow("open-inference", tmp_path)
 
 
-def test_the_page_about_performance_options(tmp_path: Path) -> None:
+def test_the_page_about_performance_options(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "model_store").mkdir()
     follow("performance-options", tmp_path)
 
 
-def test_batches_by_length_on_the_page_about_batching(tmp_path: Path) -> None:
+def test_batches_by_length_on_the_page_about_batching(tmp_path):
     page = (ROOT / "docs" / "batching.md").read_text(encoding="utf-8")
     start = page.partition("\nThe examples use")[2].partition("\n## ")[0]
     section = page.partition("\n## Batches by length\n")[2].partition("\n## ")[0]
@@ -221,7 +221,7 @@ def test_batches_by_length_on_the_page_about_batching(tmp_path: Path) -> None:
     assert {longest > 1000 for longest in by_length} == {False, True}
 
 
-def test_embeddings_on_the_page_about_language_models(tmp_path: Path) -> None:
+def test_embeddings_on_the_page_about_language_models(tmp_path):
     page = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
     section = page.partition("\n## Embeddings and reranking by any handler\n")[2]
     shell = Shell(tmp_path, preload_modules="")
@@ -230,7 +230,7 @@ def test_embeddings_on_the_page_about_language_models(tmp_path: Path) -> None:
         assert_printed(output, tuple(map(shell.adapt, step.printed)))
 
 
-def test_the_page_for_authors_of_handlers(tmp_path: Path) -> None:
+def test_the_page_for_authors_of_handlers(tmp_path):
     shell, page = follow("writing-handlers", tmp_path)
     with contextlib.closing(Terminal()) as terminal:
         try:

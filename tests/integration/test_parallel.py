@@ -1,7 +1,7 @@
 """Workers of several processes, under real torchrun on the CPU, and under torch's CPU launcher."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -64,7 +64,7 @@ def config(kind: str = "tp", **handler: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(prepare_server: Callable[..., Any], tmp_path_factory: Any) -> Iterator[Any]:
+def server(prepare_server, tmp_path_factory):
     # torch may leave its compiler's cache behind, in the ranks that are killed.
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
     # With GPUs, a rank would need one for itself.
@@ -83,7 +83,7 @@ def register(
 
 
 @pytest.fixture(scope="module")
-def tensor_parallel(server: Any, make_archive: Callable[..., Any]) -> Any:
+def tensor_parallel(server, make_archive):
     """A server with a model of two ranks, named ``tp``."""
     answer = register(server, make_archive, RANKS, "tp", config())
     assert answer.status_code == 200, answer.text
@@ -104,7 +104,7 @@ def is_new(worker: dict[str, Any], old: dict[str, Any]) -> bool:
     return bool(worker["status"] == "READY" and worker["pid"] != old["pid"])
 
 
-def test_all_ranks_work_on_each_batch_and_one_answers(tensor_parallel: Any) -> None:
+def test_all_ranks_work_on_each_batch_and_one_answers(tensor_parallel):
     for number in (1.0, 2.5):
         answer = tensor_parallel.predict("tp", data=str(number))
         assert (answer.status_code, answer.json()) == (200, number * 3)
@@ -121,8 +121,8 @@ def test_all_ranks_work_on_each_batch_and_one_answers(tensor_parallel: Any) -> N
     [("die 0", "was killed by SIGKILL"), ("die 1", "was killed by SIGKILL"), ("exit 1", "ended ")],
 )
 def test_a_rank_that_ends_takes_the_others_with_it_and_the_worker_comes_back(
-    death: str, how: str, tensor_parallel: Any, wait_for: Callable[..., Any]
-) -> None:
+    death, how, tensor_parallel, wait_for
+):
     old = tensor_parallel.worker("tp")
     _, child = tensor_parallel.predict("tp", data="child").json()
     before = members(tensor_parallel, "tp")
@@ -139,9 +139,7 @@ def test_a_rank_that_ends_takes_the_others_with_it_and_the_worker_comes_back(
     assert tensor_parallel.predict("tp", data="1").json() == 3
 
 
-def test_ranks_that_hang_are_killed_with_their_children(
-    tensor_parallel: Any, wait_for: Callable[..., Any]
-) -> None:
+def test_ranks_that_hang_are_killed_with_their_children(tensor_parallel, wait_for):
     old = tensor_parallel.worker("tp")
     own, child = tensor_parallel.predict("tp", data="child").json()
     before = [*members(tensor_parallel, "tp"), psutil.Process(child)]
@@ -151,9 +149,7 @@ def test_ranks_that_hang_are_killed_with_their_children(
     wait_for(lambda: is_new(tensor_parallel.worker("tp"), old), SECONDS)
 
 
-def test_in_a_pipeline_only_the_first_rank_gets_the_batches(
-    server: Any, make_archive: Callable[..., Any]
-) -> None:
+def test_in_a_pipeline_only_the_first_rank_gets_the_batches(server, make_archive):
     answer = register(server, make_archive, RANKS, "pp", config("pp"))
     assert answer.status_code == 200, answer.text
     assert [server.predict("pp", data="count").json() for _ in range(2)] == [[0, 1], [0, 2]]
@@ -161,9 +157,7 @@ def test_in_a_pipeline_only_the_first_rank_gets_the_batches(
     assert server.management("DELETE", "/models/pp").status_code == 200
 
 
-def test_the_reason_of_a_rank_that_does_not_load_is_told(
-    server: Any, make_archive: Callable[..., Any]
-) -> None:
+def test_the_reason_of_a_rank_that_does_not_load_is_told(server, make_archive):
     answer = register(server, make_archive, RANKS, "bad", config(bad_rank=1))
     assert answer.status_code == 500
     assert "no weights for rank 1" in answer.json()["message"]
@@ -192,9 +186,7 @@ def handle(data, context):
         ),
     ],
 )
-def test_the_custom_type_is_one_process(
-    server: Any, make_archive: Callable[..., Any], keys: str, level: int
-) -> None:
+def test_the_custom_type_is_one_process(server, make_archive, keys, level):
     yaml = f"{keys}\nminWorkers: 1\nmaxWorkers: 1\n"
     answer = register(server, make_archive, CUSTOM, "custom", yaml)
     assert answer.status_code == 200, answer.text
@@ -205,9 +197,7 @@ def test_the_custom_type_is_one_process(
 
 
 @pytest.mark.parametrize("stages", ["[cpu, cpu]", "2", "[cuda:x]"])
-def test_stages_that_name_no_gpus_make_no_group(
-    server: Any, make_archive: Callable[..., Any], stages: str
-) -> None:
+def test_stages_that_name_no_gpus_make_no_group(server, make_archive, stages):
     yaml = f"optimization: {{device_stages: {stages}}}\nminWorkers: 1\nmaxWorkers: 1\n"
     assert register(server, make_archive, CUSTOM, "no-group", yaml).status_code == 200
     assert server.describe("no-group")["parallelLevel"] == 0
@@ -229,8 +219,8 @@ def handle(data, context):
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers want two cores")
 def test_the_cpu_launcher_binds_each_worker_to_its_cores_and_scaling_binds_anew(
-    prepare_server: Callable[..., Any], together: Callable[..., list[Any]]
-) -> None:
+    prepare_server, together
+):
     with prepare_server(
         cpu_launcher_enable="true", cpu_launcher_args="--use-logical-core"
     ) as server:
@@ -255,8 +245,8 @@ def test_the_cpu_launcher_binds_each_worker_to_its_cores_and_scaling_binds_anew(
     [({"PATH": "/nonexistent"}, ""), ({}, "--ninstances 1 --ncore_per_instance 16 --node_id 0")],
 )
 def test_where_the_cpu_launcher_does_not_work_workers_start_without_it(
-    prepare_server: Callable[..., Any], environment: dict[str, str], arguments: str
-) -> None:
+    prepare_server, environment, arguments
+):
     with prepare_server(
         environment, cpu_launcher_enable="true", cpu_launcher_args=arguments
     ) as server:

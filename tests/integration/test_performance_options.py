@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,7 @@ class Digits:
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+def digits(tmp_path_factory):
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("digits")
@@ -144,10 +143,10 @@ def part_equal(some: list[int], others: list[int]) -> float:
 
 
 @pytest.fixture
-def serve(server, make_archive, digits) -> Callable[[str, str], None]:
+def serve(server, make_archive, digits):
     """Register the network under a name, with this model-config.yaml."""
 
-    def register(name: str, config: str) -> None:
+    def register(name, config):
         archive = make_archive(server.store, HANDLER, name, config, **digits.files)
         registered = server.register(archive, initial_workers=1, batch_size=8, max_batch_delay=20)
         assert registered.status_code == 200, registered.text
@@ -155,7 +154,7 @@ def serve(server, make_archive, digits) -> Callable[[str, str], None]:
     return register
 
 
-def test_the_faster_network_knows_the_digits(server, serve, together, digits) -> None:
+def test_the_faster_network_knows_the_digits(server, serve, together, digits):
     serve("faster", FASTER)
     answers = ask_all(server, together, "faster", digits.images)
     assert part_equal(answers, digits.offline) >= 0.98
@@ -180,7 +179,7 @@ def test_the_faster_network_knows_the_digits(server, serve, together, digits) ->
     ],
 )
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_network_knows_the_digits_on_a_gpu(server, serve, together, digits, config) -> None:
+def test_the_network_knows_the_digits_on_a_gpu(server, serve, together, digits, config):
     serve("on-gpu", config)
     answers = ask_all(server, together, "on-gpu", digits.images)
     assert part_equal(answers, digits.offline) >= 0.98
@@ -188,9 +187,7 @@ def test_the_network_knows_the_digits_on_a_gpu(server, serve, together, digits, 
     server.unregister_all()
 
 
-def test_compiled_sizes_are_run_before_the_worker_is_ready(
-    server, make_archive, together, digits
-) -> None:
+def test_compiled_sizes_are_run_before_the_worker_is_ready(server, make_archive, together, digits):
     config = "sampleInput: 0.png\ncompiledBatchSizes: [2, 4]\npt2: {compile: {backend: aot_eager}}"
     archive = make_archive(server.store, COUNTING, "compiled", config, **digits.files)
     assert server.register(archive, initial_workers=1).status_code == 200
@@ -220,9 +217,7 @@ def test_compiled_sizes_are_run_before_the_worker_is_ready(
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_what_cannot_be_done_fails_the_registration(
-    server, make_archive, digits, change, sentence
-) -> None:
+def test_what_cannot_be_done_fails_the_registration(server, make_archive, digits, change, sentence):
     archive = make_archive(
         server.store, HANDLER, "refused", FASTER.replace(*change), **digits.files
     )

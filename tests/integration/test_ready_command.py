@@ -3,11 +3,10 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from servers import PATIENCE, Server, StartServer, make_archive, wait_for
+from servers import PATIENCE, Server, make_archive, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -28,10 +27,10 @@ def ask(server: Server, cwd: Path, *options: str) -> "subprocess.CompletedProces
 
 
 @pytest.fixture(name="started")
-def starter(prepare_server: StartServer, tmp_path: Path) -> Callable[..., None]:
+def starter(prepare_server, tmp_path):
     """Start a server, ask it from elsewhere until it is ready, and stop it."""
 
-    def start(address: str, *arguments: str) -> None:
+    def start(address, *arguments):
         with prepare_server() as server:
             make_archive(server.store, FINE, "fine")
             (server.directory / "own.properties").write_text(
@@ -48,20 +47,20 @@ def starter(prepare_server: StartServer, tmp_path: Path) -> Callable[..., None]:
     return start
 
 
-def test_over_http_at_all_addresses(started: Callable[..., None]) -> None:
+def test_over_http_at_all_addresses(started):
     started("http://0.0.0.0:{inference}", "--disable-token-auth")
 
 
-def test_over_https_with_a_certificate_that_was_made_up(started: Callable[..., None]) -> None:
+def test_over_https_with_a_certificate_that_was_made_up(started):
     pytest.importorskip("cryptography")
     started("https://[::]:{inference}")  # with tokens: /ready asks for none
 
 
-def test_over_a_unix_socket(started: Callable[..., None], tmp_path: Path) -> None:
+def test_over_a_unix_socket(started, tmp_path):
     started(f"unix:{tmp_path}/inference.sock")
 
 
-def test_a_model_that_cannot_answer(prepare_server: StartServer, tmp_path: Path) -> None:
+def test_a_model_that_cannot_answer(prepare_server, tmp_path):
     with prepare_server(load_models="broken.mar") as server:
         make_archive(server.store, BROKEN, "broken")
         server.start()
@@ -70,7 +69,7 @@ def test_a_model_that_cannot_answer(prepare_server: StartServer, tmp_path: Path)
         assert json.loads(done.stdout) == {"status": "Not ready", "models": ["broken"]}
 
 
-def test_no_server(prepare_server: StartServer, tmp_path: Path) -> None:
+def test_no_server(prepare_server, tmp_path):
     with prepare_server() as server:
         done = ask(server, tmp_path)
     assert done.returncode == 1

@@ -195,7 +195,7 @@ openInference:
 def test_inputs_that_the_model_declares_are_needed_as_declared(server, install, config):
     name = install(config + DECLARED, handler=FACTOR, batch_size=4, max_batch_delay=0)
 
-    def refusal(answer) -> str:
+    def refusal(answer):
         assert answer.status_code == 400, answer.text
         return answer.json()["message"]
 

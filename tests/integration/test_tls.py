@@ -190,7 +190,7 @@ def test_a_key_store_and_one_shared_address(start_secure, authority):
 def test_sighup_reads_renewed_certificates(start_secure, authority, tmp_path):
     files = {"private_key_file": tmp_path / "key.pem", "certificate_file": tmp_path / "chain.pem"}
 
-    def renew(key: bytes, chain: bytes) -> None:
+    def renew(key, chain):
         files["private_key_file"].write_bytes(key)
         files["certificate_file"].write_bytes(chain)
 

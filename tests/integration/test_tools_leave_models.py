@@ -90,7 +90,7 @@ BENCHES = (
 MEASURED = {"modelName", "workers", "jobQueueStatus", "batching", "batchSize", "warnings"}
 
 
-def test_each_setting_of_a_registration_is_set() -> None:
+def test_each_setting_of_a_registration_is_set():
     assert {row.parameter for row in REGISTERED} == ALL.keys()
 
 
@@ -206,7 +206,7 @@ def handle(data, context):
     query = {"max_latency_ms": 50, "job_queue_size": 66, "batch_size": 3}
     assert server.register(archive, initial_workers=1, **query).status_code == 200
 
-    def measure() -> None:
+    def measure():
         with served_settings(client_of(server, "slower")) as points:
             points.set(Point(batch_policy="greedy", workers=2, batch_size=2))
             pause.write_text("0.1")

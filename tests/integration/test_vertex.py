@@ -1,14 +1,13 @@
 """Vertex AI: its variables, its routes, its storage, and the configurations that people bring."""
 
 import json
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 import pytest
 from deploy.container import Container, image_words
-from servers import Gate, Server, StartServer, make_archive, wait_for
+from servers import Gate, Server, make_archive, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.containers]
 
@@ -66,7 +65,7 @@ class _Answer(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def google(tmp_path: Path) -> Iterator[Google]:
+def google(tmp_path):
     archive = make_archive(tmp_path, LENGTHS, "model").read_bytes()
     server = Google({"/bucket/upload%207/model.mar": archive})
     Thread(target=server.serve_forever, daemon=True).start()
@@ -85,8 +84,8 @@ def on_vertex(server: Server, predict: str, health: str, **more: str) -> None:
 
 
 def test_an_uploaded_model_is_fetched_and_asked_by_the_routes_that_vertex_made_up(
-    prepare_server: StartServer, google: Google
-) -> None:
+    prepare_server, google
+):
     with prepare_server() as server:
         on_vertex(
             server,
@@ -111,7 +110,7 @@ def test_an_uploaded_model_is_fetched_and_asked_by_the_routes_that_vertex_made_u
         server.stop()
 
 
-def test_with_tokens_only_the_health_route_needs_no_key(prepare_server: StartServer) -> None:
+def test_with_tokens_only_the_health_route_needs_no_key(prepare_server):
     with prepare_server(enable_envvars_config="true") as server:
         on_vertex(server, PREDICT, HEALTH, TS_DISABLE_TOKEN_AUTHORIZATION="false")
         make_archive(server.store, LENGTHS, "m")
@@ -125,7 +124,7 @@ def test_with_tokens_only_the_health_route_needs_no_key(prepare_server: StartSer
         server.stop()
 
 
-def test_the_image_without_a_command_serves_what_lies_in_a_directory(tmp_path: Path) -> None:
+def test_the_image_without_a_command_serves_what_lies_in_a_directory(tmp_path):
     container = Container(tmp_path)
     try:
         models = tmp_path / "artifacts"
@@ -142,9 +141,7 @@ def test_the_image_without_a_command_serves_what_lies_in_a_directory(tmp_path: P
         container.close()
 
 
-def test_a_configuration_with_blanks_and_repeated_keys_and_its_prober(
-    prepare_server: StartServer, tmp_path: Path
-) -> None:
+def test_a_configuration_with_blanks_and_repeated_keys_and_its_prober(prepare_server, tmp_path):
     gate = Gate(tmp_path / "gate")
     with prepare_server(default_workers_per_model="1") as server:
         make_archive(server.store, GATED.format(gate=gate.path), "m")
@@ -173,8 +170,8 @@ def test_a_configuration_with_blanks_and_repeated_keys_and_its_prober(
 
 @pytest.mark.parametrize(("predict", "health"), [("/predict", "/health"), ("/", "/")])
 def test_routes_of_their_own_ask_the_one_model_and_tell_when_it_can_answer(
-    prepare_server: StartServer, tmp_path: Path, predict: str, health: str
-) -> None:
+    prepare_server, tmp_path, predict, health
+):
     gate = Gate(tmp_path / "gate")
     with prepare_server(load_models="m.mar", default_workers_per_model="1") as server:
         make_archive(server.store, GATED.format(gate=gate.path), "m")
@@ -192,9 +189,7 @@ def test_routes_of_their_own_ask_the_one_model_and_tell_when_it_can_answer(
 
 
 @pytest.mark.parametrize("models", ["one.mar,two.mar", ""])
-def test_a_route_that_names_no_model_needs_exactly_one(
-    prepare_server: StartServer, models: str
-) -> None:
+def test_a_route_that_names_no_model_needs_exactly_one(prepare_server, models):
     with prepare_server(load_models=models) as server:
         for name in ("one", "two"):
             make_archive(server.store, LENGTHS, name)

@@ -135,7 +135,7 @@ def assert_means(described, meant) -> None:
 
 
 @pytest.mark.parametrize("words", MEANT)
-def test_a_word_means_the_same_everywhere(door, name, words) -> None:
+def test_a_word_means_the_same_everywhere(door, name, words):
     answer = door.say(name, words)
     assert answer.status_code == 200, answer.text
     assert "warnings" not in answer.json()
@@ -143,7 +143,7 @@ def test_a_word_means_the_same_everywhere(door, name, words) -> None:
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_a_wrong_or_contradicting_word_is_refused_everywhere(door, name, words) -> None:
+def test_a_wrong_or_contradicting_word_is_refused_everywhere(door, name, words):
     if door.surface in ("yaml", "camel_yaml") and " batch_size" in words:
         words = words.replace("batch_size", "batchSize")
     answer = door.say(name, words)
@@ -154,7 +154,7 @@ def test_a_wrong_or_contradicting_word_is_refused_everywhere(door, name, words) 
 
 
 @pytest.mark.parametrize("words", CALLED_OTHERWISE)
-def test_a_name_that_we_have_another_for_is_told_with_it(door, name, words) -> None:
+def test_a_name_that_we_have_another_for_is_told_with_it(door, name, words):
     answer = door.say(name, words)
     if "yaml" in door.surface:  # where it may be the handler's
         assert answer.status_code == 200
@@ -165,7 +165,7 @@ def test_a_name_that_we_have_another_for_is_told_with_it(door, name, words) -> N
     assert told.endswith(f"; {CALLED_OTHERWISE[words]}")
 
 
-def test_what_nobody_reads_is_told_in_the_answer_and_in_the_log(door, name) -> None:
+def test_what_nobody_reads_is_told_in_the_answer_and_in_the_log(door, name):
     put = "put" in door.surface
     answer = door.say(name, "max_latency=50 num_requests=5" if put else "max_latency=50")
     assert answer.status_code == 200
@@ -189,7 +189,7 @@ def test_words_of_openvino_are_told_with_ours(server, make_archive, name, parame
     assert warning.startswith(f"{word} is not a parameter of this server; {advice}")
 
 
-def test_words_in_an_archive_are_read_and_told(server, make_archive, name) -> None:
+def test_words_in_an_archive_are_read_and_told(server, make_archive, name):
     words = "batching: {max_batch_size: 12, max_latency_ms: 800}\n"
     words += "device: BATCH:GPU(4)\nrunners: {timeout: 3}\n"
     warnings = server.register(make_archive(server.store, PLAIN, name, words)).json()["warnings"]
@@ -200,7 +200,7 @@ def test_words_in_an_archive_are_read_and_told(server, make_archive, name) -> No
     assert "runners is no key that the server reads here; here they are batchSize" in told
 
 
-def test_a_setting_of_archives_only_is_told_where_it_counts(server, make_archive, name) -> None:
+def test_a_setting_of_archives_only_is_told_where_it_counts(server, make_archive, name):
     archive = make_archive(server.store, PLAIN, name)
     answer = server.register(archive, overlap_stages="true", isolateFailures="false")
     assert answer.json()["warnings"] == [
@@ -211,7 +211,7 @@ def test_a_setting_of_archives_only_is_told_where_it_counts(server, make_archive
     ]
 
 
-def test_bentomls_section_in_a_request_is_told_with_ours(server, make_archive, name) -> None:
+def test_bentomls_section_in_a_request_is_told_with_ours(server, make_archive, name):
     archive = make_archive(server.store, PLAIN, name)
     section = {"batching": {"enabled": False}}
     told = (
@@ -239,14 +239,14 @@ def test_bentomls_section_in_a_request_is_told_with_ours(server, make_archive, n
 )
 def test_a_key_of_archives_in_a_request_is_told_where_it_counts(
     server, make_archive, name, parameter, advice
-) -> None:
+):
     archive = make_archive(server.store, PLAIN, name)
     (warning,) = server.register(archive, **values_of(parameter)).json()["warnings"]
     said = f"; {advice}" if advice else "."
     assert warning == f"{parameter.partition('=')[0]} is not a parameter of this server{said}"
 
 
-def test_a_change_of_what_only_registrations_say_scales_nothing(server, make_archive, name) -> None:
+def test_a_change_of_what_only_registrations_say_scales_nothing(server, make_archive, name):
     archive = make_archive(server.store, PLAIN, name)
     server.register(archive, initial_workers=2)
     answer = server.management("PUT", f"/models/{name}?torch_threads=1&synchronous=true")
@@ -258,7 +258,7 @@ def test_a_change_of_what_only_registrations_say_scales_nothing(server, make_arc
     assert (answer.status_code, answer.json()["warnings"]) == (202, [told])
 
 
-def test_a_query_beside_a_body_of_json_is_told(server, make_archive, name) -> None:
+def test_a_query_beside_a_body_of_json_is_told(server, make_archive, name):
     archive = make_archive(server.store, PLAIN, name)
     answer = server.management("POST", "/models?batch_size=8", json={"url": archive.name})
     told = ["'batch_size' in the query does not count beside a body of JSON."]
@@ -269,7 +269,7 @@ def test_a_query_beside_a_body_of_json_is_told(server, make_archive, name) -> No
     assert (described["batchSize"], described["numRequests"]) == (1, 2)
 
 
-def test_grpc_tells_it_below_the_sentence(server, make_archive, name) -> None:
+def test_grpc_tells_it_below_the_sentence(server, make_archive, name):
     make_archive(server.store, PLAIN, name, "maxLatency: 5\nmaxBatchSize: 2\n")
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_ports['management']}") as channel:
         client = GrpcClient(channel)
@@ -283,7 +283,7 @@ def test_grpc_tells_it_below_the_sentence(server, make_archive, name) -> None:
         assert server.describe(name)["batchSize"] == 2
 
 
-def test_words_in_the_wrong_file(start_server) -> None:
+def test_words_in_the_wrong_file(start_server):
     words = {"performance_hint": "latency", "batch_policy": "adaptive", "nireq": "4"}
     with start_server(**words, precision="bf16", device="BATCH:GPU(4)") as server:
         server.wait_logged("ts_log.log", "here it is num_requests.")
@@ -298,13 +298,13 @@ def test_words_in_the_wrong_file(start_server) -> None:
         assert "is an unknown key, ignored; here BATCH:GPU(4) is batch_size=4 with" in console
 
 
-def test_keys_of_the_handler_are_nobodys_business(server, make_archive, name) -> None:
+def test_keys_of_the_handler_are_nobodys_business(server, make_archive, name):
     config = "max_length: 150\nmodel_name: bert\nhandler:\n  batch_sizes: [1]\n"
     answer = server.register(make_archive(server.store, PLAIN, name, config))
     assert answer.json().keys() == {"status"}
 
 
-def test_torchserves_keys_count_in_camel_case_only(server, make_archive, name) -> None:
+def test_torchserves_keys_count_in_camel_case_only(server, make_archive, name):
     """TorchServe passed these over, and left them to the handler."""
     answer = server.register(make_archive(server.store, PLAIN, name, "batch_size: 8\n"))
     (told,) = answer.json()["warnings"]
@@ -312,7 +312,7 @@ def test_torchserves_keys_count_in_camel_case_only(server, make_archive, name) -
     assert server.describe(name)["batchSize"] == 1
 
 
-def test_a_hint_in_models_of_the_configuration(start_server, make_archive) -> None:
+def test_a_hint_in_models_of_the_configuration(start_server, make_archive):
     def entry(words):
         return {"1.0": values_of(words)}
 
@@ -333,14 +333,14 @@ def test_a_hint_in_models_of_the_configuration(start_server, make_archive) -> No
         assert "ignored; precision counts in the section optimization of model-config.yaml." in log
 
 
-def test_a_hint_of_nothing_does_not_count_as_scaling(server, make_archive, name) -> None:
+def test_a_hint_of_nothing_does_not_count_as_scaling(server, make_archive, name):
     server.register(make_archive(server.store, PLAIN, name), initial_workers=2)
     answer = server.management("PUT", f"/models/{name}?performance_hint=none")
     assert answer.json()["status"].startswith("Batching updated")
     assert len(server.describe(name)["workers"]) == 2
 
 
-def test_a_later_hint_undoes_an_earlier_one(server, make_archive, name) -> None:
+def test_a_later_hint_undoes_an_earlier_one(server, make_archive, name):
     server.register(make_archive(server.store, PLAIN, name, "maxBatchDelay: 30\n"))
     for words, meant in (
         ("performance_hint=latency", {"performanceHint": "latency", "maxBatchDelay": 0}),
@@ -355,7 +355,7 @@ def test_a_later_hint_undoes_an_earlier_one(server, make_archive, name) -> None:
         assert_means(server.describe(name), meant)
 
 
-def test_lists_are_split_from_the_next_request_on(server, make_archive, name) -> None:
+def test_lists_are_split_from_the_next_request_on(server, make_archive, name):
     server.register(make_archive(server.store, PLAIN, name), initial_workers=1)
     assert server.predict(name, json=[1, [2]]).json() == [1, [2]]
     described = server.describe(name)

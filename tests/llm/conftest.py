@@ -7,14 +7,13 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from environments import environment
 from llm.bare_engine import START_SECONDS, BareEngine, descendants, is_alive, wait_ready
-from servers import Server, StartServer, make_archive
+from servers import make_archive
 
 _HERE = Path(__file__).parent
 _REQUIREMENTS = (_HERE / "requirements.txt").read_bytes()
@@ -52,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine_python() -> Path:
+def engine_python():
     """Return Python of the environment of the engine, which later sessions use too."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         pytest.skip("tests/llm/requirements.txt is for Linux on x86_64")
@@ -76,7 +75,7 @@ def engine_python() -> Path:
 
 
 @pytest.fixture(scope="session")
-def models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Models:
+def models(engine_python, tmp_path_factory):
     """Make a tiny random model, and a LoRA adapter for it."""
     folder = tmp_path_factory.mktemp("models")
     made = Models(folder / "tiny", folder / "extra" / "adapters" / "french")
@@ -85,12 +84,7 @@ def models(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Mod
 
 
 @pytest.fixture(scope="session")
-def engine_server(
-    engine_python: Path,
-    models: Models,
-    prepare_server: StartServer,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Server]:
+def engine_server(engine_python, models, prepare_server, tmp_path_factory):
     """Run a server whose workers find the engine's program; it has no models."""
     environment = {
         **ENVIRONMENT,
@@ -106,10 +100,10 @@ def engine_server(
 
 
 @pytest.fixture(scope="session")
-def install_engine(engine_server: Server, models: Models) -> Callable[..., Any]:
+def install_engine(engine_server, models):
     """Register a model on the engine; return the answer to a registration that does not wait."""
 
-    def install(name: str, handler: dict[str, Any], **query: Any) -> Any:
+    def install(name, handler, **query):
         options = {**_QUICK, **handler.pop("vllm_engine_config", {})}
         config = {
             "asyncCommunication": True,
@@ -133,7 +127,7 @@ def install_engine(engine_server: Server, models: Models) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def server(engine_server: Server, install_engine: Callable[..., Any]) -> Server:
+def server(engine_server, install_engine):
     """Return a server with ``tiny`` and ``embedder``, which start at the same time."""
     tiny = {
         "served_model_name": "org/tiny",
@@ -150,25 +144,24 @@ def server(engine_server: Server, install_engine: Callable[..., Any]) -> Server:
 
 
 @pytest.fixture
-def engine(server: Server) -> BareEngine:
+def engine(server):
     """Return the engine of the model ``tiny``."""
     return BareEngine(server, "tiny")
 
 
 @pytest.fixture(scope="session")
-def call_openai(engine_python: Path, server: Server) -> Iterator[Callable[..., list[Any]]]:
+def call_openai(engine_python, server):
     """Call the client of OpenAI; the calls of a list run at the same time (openai_calls.py)."""
     base_url = f"http://127.0.0.1:{server.ports['inference']}/v1"
     command = [engine_python, _HERE / "openai_calls.py"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
 
-        def call(calls: Sequence[dict[str, Any]]) -> list[Any]:
+        def call(calls):
             assert process.stdin is not None
             assert process.stdout is not None
             line = json.dumps([{"base_url": base_url, **each} for each in calls])
             process.stdin.write(f"{line}\n".encode())
             process.stdin.flush()
-            results: list[Any] = json.loads(process.stdout.readline())
-            return results
+            return json.loads(process.stdout.readline())
 
         yield call

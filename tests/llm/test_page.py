@@ -6,14 +6,14 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from integration.test_pages import Shell, Step, steps_of
-from llm.conftest import ENVIRONMENT, Models
+from llm.conftest import ENVIRONMENT
 
 pytestmark = pytest.mark.llm
 
 PAGE = Path(__file__).parents[2] / "docs" / "llm.md"
 
 
-def test_from_nothing_to_an_answer(engine_python: Path, models: Models) -> None:
+def test_from_nothing_to_an_answer(engine_python, models):
     page = PAGE.read_text(encoding="utf-8").partition("\n## In an archive\n")[0]
     page = page.replace("Qwen/Qwen2.5-0.5B-Instruct", str(models.tiny))
     page = page.replace("\npython ask.py", f"\n{engine_python} ask.py")  # which has the client

@@ -29,7 +29,7 @@ sys.exit(7)
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
+def here(tmp_path, monkeypatch):
     """An empty directory, with a command `torchserve` that says what it was told and found."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "bin"
@@ -48,7 +48,7 @@ def seen():
 WORDS = ["--model_name", "llm", "--model_store", "store", "--model_id", "org/llm"]
 
 
-def test_a_model_is_written_served_and_removed(here) -> None:
+def test_a_model_is_written_served_and_removed(here):
     assert main(WORDS) == 7
     assert seen() == {
         "words": ["--foreground", "--ncs", "--model-store", "store", "--models", "llm"],
@@ -57,7 +57,7 @@ def test_a_model_is_written_served_and_removed(here) -> None:
     assert list(Path("store").iterdir()) == []
 
 
-def test_a_directory_that_was_there_stays(here) -> None:
+def test_a_directory_that_was_there_stays(here):
     Path("store/llm").mkdir(parents=True)
     Path("store/llm/weights.bin").touch()
     main(WORDS)
@@ -69,7 +69,7 @@ def test_a_directory_that_was_there_stays(here) -> None:
     assert settings["asyncCommunication"] is True
 
 
-def test_a_signal_ends_the_server_and_is_waited_for(here) -> None:
+def test_a_signal_ends_the_server_and_is_waited_for(here):
     code = f"import sys; sys.executable = {str(here / 'bin' / 'python')!r}\n"
     code += f"from marserve.tools.llm_launcher import main; sys.exit(main({WORDS!r} + "
     code += "['--disable_token_auth']))"
@@ -81,7 +81,7 @@ def test_a_signal_ends_the_server_and_is_waited_for(here) -> None:
     assert list(Path("store").iterdir()) == []
 
 
-def test_a_name_that_no_model_may_have(here, capsys) -> None:
+def test_a_name_that_no_model_may_have(here, capsys):
     assert main(["--model_name", "a b", "--model_store", "store"]) == 1
     assert capsys.readouterr().err.startswith("Model name contains special characters.")
 
@@ -93,7 +93,7 @@ def options(*words: str):
 @pytest.mark.parametrize(
     ("gpus", "device", "parallel"), [(0, "cpu", 1), (1, "gpu", 1), (4, "gpu", 4)]
 )
-def test_the_configuration_of_vllm(tmp_path, monkeypatch, gpus, device, parallel) -> None:
+def test_the_configuration_of_vllm(tmp_path, monkeypatch, gpus, device, parallel):
     monkeypatch.chdir(tmp_path)
     words = ["--model_id", "org/llm", "--vllm_engine.max_num_seqs", "8", "--startup_timeout", "60"]
     assert model_config(options(*words, "--vllm_engine.download_dir", "down"), gpus) == {
@@ -117,7 +117,7 @@ def test_the_configuration_of_vllm(tmp_path, monkeypatch, gpus, device, parallel
     }
 
 
-def test_the_configuration_of_tensorrt(monkeypatch, tmp_path) -> None:
+def test_the_configuration_of_tensorrt(monkeypatch, tmp_path):
     monkeypatch.setattr(llm_launcher, "download_model", lambda model: str(tmp_path / model))
     words = "--engine trt_llm --model_id llm --trt_llm_engine.kv_cache_free_gpu_memory_fraction 0.5"
     settings = model_config(options(*words.split()), 1)
@@ -129,7 +129,7 @@ def test_the_configuration_of_tensorrt(monkeypatch, tmp_path) -> None:
     }
 
 
-def test_the_flags_and_their_defaults() -> None:
+def test_the_flags_and_their_defaults():
     assert vars(options()) == {
         "model_name": "model",
         "model_store": "model_store",
@@ -146,7 +146,7 @@ def test_the_flags_and_their_defaults() -> None:
     }
 
 
-def test_it_is_a_program_under_torchserves_name() -> None:
+def test_it_is_a_program_under_torchserves_name():
     done = subprocess.run(
         [sys.executable, "-m", "ts.llm_launcher", "--help"],
         capture_output=True,

@@ -11,7 +11,7 @@ TRAPS = ("json", "socket", "runpy", "marserve")
 
 
 @pytest.fixture
-def trapped(tmp_path: Path) -> Path:
+def trapped(tmp_path):
     """A directory whose modules end whoever imports them."""
     for name in TRAPS:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the model')\n")
@@ -23,7 +23,7 @@ def run(arguments: list[str], cwd: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("runner", [None, Runner("torch.distributed.run", ("--a", "b"), 2, True)])
-def test_a_config_survives_the_command_line(runner: Runner | None) -> None:
+def test_a_config_survives_the_command_line(runner):
     config = WorkerConfig(
         sock=7,
         python_path=("/a b", "/c"),
@@ -37,19 +37,19 @@ def test_a_config_survives_the_command_line(runner: Runner | None) -> None:
     assert WorkerConfig.from_text(text) == config
 
 
-def test_an_interpreter_that_has_marserve_passes_the_probe_wherever_it_runs(trapped: Path) -> None:
+def test_an_interpreter_that_has_marserve_passes_the_probe_wherever_it_runs(trapped):
     done = run(probe(sys.executable), trapped)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_interpreter_without_marserve_fails_the_probe_with_its_reason(tmp_path: Path) -> None:
+def test_an_interpreter_without_marserve_fails_the_probe_with_its_reason(tmp_path):
     python, *arguments = probe(sys.executable)
     done = run([python, "-I", "-S", *arguments], tmp_path)  # without site-packages
     assert done.returncode == 1
     assert "ModuleNotFoundError" in done.stderr.splitlines()[-1]
 
 
-def test_a_module_runs_as_a_program_with_nothing_from_the_working_directory(trapped: Path) -> None:
+def test_a_module_runs_as_a_program_with_nothing_from_the_working_directory(trapped):
     (trapped / "elsewhere").mkdir()
     (trapped / "elsewhere" / "shown.py").write_text(
         "import json, sys\nprint(__name__, json.dumps(sys.argv[1:]))\n"

@@ -6,8 +6,7 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ Ask = Callable[..., tuple[dict[str, Any], list[int]]]
 
 
 @pytest.fixture(params=["", WITHOUT_PIDFDS], ids=["pidfds", "no pidfds"])
-def ask(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ask]:
+def ask(request, tmp_path):
     """Ask a fork server something; without arguments, nothing but the next answer."""
     (tmp_path / "with_finalizer.py").write_text(WITH_FINALIZER)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -60,7 +59,7 @@ def ask(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ask]:
                 text=True,
             )
 
-        def exchange(text: str = "", *descriptors: int) -> tuple[dict[str, Any], list[int]]:
+        def exchange(text="", *descriptors):
             if text:
                 socket.send_fds(ours, [text.encode()], descriptors)
             data, found, _, _ = socket.recv_fds(ours, 1024, 1)
@@ -80,7 +79,7 @@ def worker_descriptors(sock: int, output: int) -> tuple[int, ...]:
     return sock, output, output, told
 
 
-def test_a_worker_is_forked_and_reaped_when_its_end_was_seen(ask: Ask) -> None:
+def test_a_worker_is_forked_and_reaped_when_its_end_was_seen(ask):
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     given = worker_descriptors(theirs.fileno(), writing)
@@ -99,13 +98,13 @@ def test_a_worker_is_forked_and_reaped_when_its_end_was_seen(ask: Ask) -> None:
     assert ask(str(answer["pid"])) == ({"status": 0}, [])
 
 
-def test_what_cannot_be_done_is_answered(ask: Ask) -> None:
+def test_what_cannot_be_done_is_answered(ask):
     for request in (str(os.getpid()), "nonsense"):
         answer, _ = ask(request)
         assert answer["error"]
 
 
-def test_a_place_survives_its_file() -> None:
+def test_a_place_survives_its_file():
     place = WorkerPlace(
         environment={"A": "\udcff", "B": "x" * 1_000_000},
         python_path=("/a b", "/c"),

@@ -1,6 +1,5 @@
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -73,10 +72,10 @@ class Team:
 
 
 @pytest.fixture
-def make_team() -> Iterator[Callable[..., Team]]:
-    opened: list[socket.socket] = []
+def make_team():
+    opened = []
 
-    def make(ranks: int = 3, *, to_all: bool = True) -> Team:
+    def make(ranks=3, *, to_all=True):
         ours, theirs = socket.socketpair()
         opened.extend((ours, theirs))
         address = offer("told", theirs, ranks)
@@ -99,9 +98,7 @@ def make_team() -> Iterator[Callable[..., Team]]:
         each.close()
 
 
-def test_each_rank_is_reported_the_same_and_counts_the_workers_devices_from_0(
-    make_team: Callable[..., Team],
-) -> None:
+def test_each_rank_is_reported_the_same_and_counts_the_workers_devices_from_0(make_team):
     team = make_team()
     assert team.texts == {"told"}
     team.frontend.send(load())
@@ -110,7 +107,7 @@ def test_each_rank_is_reported_the_same_and_counts_the_workers_devices_from_0(
     ]
 
 
-def test_without_a_device_no_rank_has_one(make_team: Callable[..., Team]) -> None:
+def test_without_a_device_no_rank_has_one(make_team):
     team = make_team(2)
     team.frontend.send(load(gpu_id=None))
     assert [connection.receive() for connection in team.ranks] == [load(gpu_id=None)] * 2
@@ -118,21 +115,21 @@ def test_without_a_device_no_rank_has_one(make_team: Callable[..., Team]) -> Non
 
 @pytest.mark.parametrize(("to_all", "sizes"), [(True, []), (False, [1, 2])])
 def test_ranks_that_share_each_batch_are_not_profiled_and_of_a_pipeline_the_first_is(
-    make_team: Callable[..., Team], to_all: bool, sizes: list[int]
-) -> None:
+    make_team, to_all, sizes
+):
     team = make_team(2, to_all=to_all)
     team.frontend.send(load(trials=Trials(sizes=[1, 2])))
     received = [connection.receive() for connection in team.ranks]
     assert received == [load(gpu_id=0, trials=Trials(sizes=sizes)), load(gpu_id=1)]
 
 
-def test_a_rank_without_others_is_profiled(make_team: Callable[..., Team]) -> None:
+def test_a_rank_without_others_is_profiled(make_team):
     team = make_team(1)
     team.frontend.send(load(trials=Trials(sizes=[1, 2])))
     assert team.ranks[0].receive() == load(gpu_id=0, trials=Trials(sizes=[1, 2]))
 
 
-def test_a_worker_is_loaded_when_all_its_ranks_are(make_team: Callable[..., Team]) -> None:
+def test_a_worker_is_loaded_when_all_its_ranks_are(make_team):
     team = make_team(2)
     team.frontend.send(load())
     for connection in team.ranks:
@@ -149,7 +146,7 @@ def test_a_worker_is_loaded_when_all_its_ranks_are(make_team: Callable[..., Team
     answering.join()
 
 
-def test_a_first_rank_that_does_not_load_says_so_at_once(make_team: Callable[..., Team]) -> None:
+def test_a_first_rank_that_does_not_load_says_so_at_once(make_team):
     team = make_team(2)
     team.frontend.send(load())
     team.ranks[0].receive()
@@ -157,7 +154,7 @@ def test_a_first_rank_that_does_not_load_says_so_at_once(make_team: Callable[...
     assert team.frontend.receive() == LoadFailure(500, "no weights")
 
 
-def test_all_ranks_get_a_batch_and_the_first_one_answers(make_team: Callable[..., Team]) -> None:
+def test_all_ranks_get_a_batch_and_the_first_one_answers(make_team):
     team = make_team()
     team.load()
     for number in (1, 2):
@@ -170,9 +167,7 @@ def test_all_ranks_get_a_batch_and_the_first_one_answers(make_team: Callable[...
         assert [each.predictions[0].body for each in replies] == [b"piece", b"end"]  # type: ignore[union-attr]
 
 
-def test_in_a_pipeline_the_first_rank_alone_gets_the_batches(
-    make_team: Callable[..., Team],
-) -> None:
+def test_in_a_pipeline_the_first_rank_alone_gets_the_batches(make_team):
     team = make_team(2, to_all=False)
     team.load()
     team.frontend.send(batch())
@@ -182,7 +177,7 @@ def test_in_a_pipeline_the_first_rank_alone_gets_the_batches(
         team.ranks[1].receive()
 
 
-def test_the_end_of_a_rank_is_the_end_of_the_first(make_team: Callable[..., Team]) -> None:
+def test_the_end_of_a_rank_is_the_end_of_the_first(make_team):
     team = make_team()
     team.load()
     team.close(2)
@@ -190,9 +185,7 @@ def test_the_end_of_a_rank_is_the_end_of_the_first(make_team: Callable[..., Team
         team.ranks[0].receive()
 
 
-def test_the_end_of_the_frontend_is_reported_as_to_any_worker(
-    make_team: Callable[..., Team],
-) -> None:
+def test_the_end_of_the_frontend_is_reported_as_to_any_worker(make_team):
     team = make_team(2)
     team.load()
     team.frontend.detach().close()
@@ -206,9 +199,7 @@ def test_the_end_of_the_frontend_is_reported_as_to_any_worker(
         ({"trials": Trials(validated_sizes=[2], must_validate=True)}, "validateBatching"),
     ],
 )
-def test_what_ranks_that_share_each_batch_cannot_do_is_refused(
-    make_team: Callable[..., Team], changes: dict[str, Any], setting: str
-) -> None:
+def test_what_ranks_that_share_each_batch_cannot_do_is_refused(make_team, changes, setting):
     team = make_team(2)
     team.frontend.send(load(**changes))
     assert team.ranks[0].receive() is None
@@ -219,7 +210,7 @@ def test_what_ranks_that_share_each_batch_cannot_do_is_refused(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_socket_is_handed_out_once(rank: int) -> None:
+def test_a_socket_is_handed_out_once(rank):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         address = offer("x", theirs, 2)
@@ -235,7 +226,7 @@ def test_a_socket_is_handed_out_once(rank: int) -> None:
             fetch_connection(address, 1)[1].detach().close()
 
 
-def test_more_ranks_than_one_message_can_serve_are_refused() -> None:
+def test_more_ranks_than_one_message_can_serve_are_refused():
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ValueError, match="at most 250"):
         offer("", theirs, 1000)

@@ -33,7 +33,7 @@ KILLED = "import os; os.kill(os.getpid(), {})"
         (["raise SystemExit(4)", KILLED.format(15)], 4),
     ],
 )
-def test_a_runner_ends_as_the_first_of_its_processes_did(children: list[str], status: int) -> None:
+def test_a_runner_ends_as_the_first_of_its_processes_did(children, status):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *children], capture_output=True, text=True
     )

@@ -69,7 +69,7 @@ def sizes_of(findings: Profiled) -> list[int]:
     return [size for size, _, _ in findings.costs]
 
 
-def test_each_size_is_warmed_up_and_timed_three_times() -> None:
+def test_each_size_is_warmed_up_and_timed_three_times():
     bench = Bench()
     findings = bench.profile(1, 2, 4)
     assert bench.runs == [1] * 4 + [2] * 4 + [4] * 4
@@ -82,19 +82,19 @@ def test_each_size_is_warmed_up_and_timed_three_times() -> None:
     assert (findings.note, findings.too_large) == ("", 0)
 
 
-def test_the_median_counts_and_neither_warm_up_nor_outlier() -> None:
+def test_the_median_counts_and_neither_warm_up_nor_outlier():
     findings = Bench(extra={0: 0.5, 2: 0.1, 3: 0.001}).profile(1)
     assert findings.costs[0][1] == pytest.approx(0.012)
 
 
-def test_sizes_are_run_smallest_first_and_each_once() -> None:
+def test_sizes_are_run_smallest_first_and_each_once():
     assert sizes_of(Bench().profile(4, 1, 2, 4)) == [1, 2, 4]
 
 
 # -- time ------------------------------------------------------------------------------------------
 
 
-def test_a_slow_model_is_warmed_up_and_timed_once() -> None:
+def test_a_slow_model_is_warmed_up_and_timed_once():
     bench = Bench(seconds=lambda size: 5.0 * size)
     findings = bench.profile(1, 2)
     assert bench.runs == [1, 1]
@@ -103,12 +103,12 @@ def test_a_slow_model_is_warmed_up_and_timed_once() -> None:
     assert findings.too_large == 0
 
 
-def test_a_slow_first_warm_up_does_not_stand_for_the_cost() -> None:
+def test_a_slow_first_warm_up_does_not_stand_for_the_cost():
     findings = Bench(extra={0: 30.0}).profile(1)
     assert findings.costs == [(1, pytest.approx(0.011), 10)]
 
 
-def test_a_warm_up_far_beyond_what_was_foretold_is_not_followed_by_a_timed_run() -> None:
+def test_a_warm_up_far_beyond_what_was_foretold_is_not_followed_by_a_timed_run():
     bench = Bench(extra={4: 30.0})
     findings = bench.profile(1, 2, 4)
     assert bench.runs == [1] * 4 + [2]
@@ -116,7 +116,7 @@ def test_a_warm_up_far_beyond_what_was_foretold_is_not_followed_by_a_timed_run()
     assert "size 2 did not fit" in findings.note
 
 
-def test_a_size_is_not_begun_that_would_not_fit() -> None:
+def test_a_size_is_not_begun_that_would_not_fit():
     bench = Bench(seconds=lambda size: 0.1 * size**0.5)
     findings = bench.profile(1, 4, 16, 64, seconds=2.5)
     assert sizes_of(findings) == [1, 4, 16]  # 0.4 and 0.8 s are spent, and then 0.4 for each run
@@ -124,7 +124,7 @@ def test_a_size_is_not_begun_that_would_not_fit() -> None:
     assert "size 64" in findings.note
 
 
-def test_a_size_is_not_begun_for_its_warm_up_alone() -> None:
+def test_a_size_is_not_begun_for_its_warm_up_alone():
     bench = Bench(seconds=lambda size: 0.5 * size)
     assert sizes_of(bench.profile(1, 2, seconds=3.5)) == [1]  # 1.5 s are left, for a run of 1 s
     assert bench.runs == [1] * 4
@@ -136,9 +136,7 @@ def test_a_size_is_not_begun_for_its_warm_up_alone() -> None:
     seconds=st.floats(0, 5),
     sizes=st.lists(st.integers(1, 128), min_size=1, max_size=8),
 )
-def test_the_budget_is_kept_but_for_the_first_size(
-    alpha: float, beta: float, seconds: float, sizes: list[int]
-) -> None:
+def test_the_budget_is_kept_but_for_the_first_size(alpha, beta, seconds, sizes):
     bench = Bench(seconds=lambda size: alpha + beta * size)
     findings = bench.profile(*sizes, seconds=seconds)
     smallest = min(sizes)
@@ -151,7 +149,7 @@ def test_the_budget_is_kept_but_for_the_first_size(
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def test_a_size_is_not_run_whose_peak_would_not_fit() -> None:
+def test_a_size_is_not_run_whose_peak_would_not_fit():
     bench = Bench(bytes=lambda size: (100 + 10 * size) * 2**20, available_bytes=210 * 2**20)
     findings = bench.profile(1, 2, 4, 8, 16)
     assert sizes_of(findings) == [1]  # all of 110 MiB may be the row's: 220 for two
@@ -159,7 +157,7 @@ def test_a_size_is_not_run_whose_peak_would_not_fit() -> None:
     assert "size 2 would take about 220 MiB, and there are 210 MiB" in findings.note
 
 
-def test_the_second_row_tells_what_is_a_constant() -> None:
+def test_the_second_row_tells_what_is_a_constant():
     bench = Bench(bytes=lambda size: 100 + 10 * size, available_bytes=280)
     findings = bench.profile(1, 2, 4, 8, 16)
     assert sizes_of(findings) == [1, 2, 4, 8]
@@ -167,12 +165,12 @@ def test_the_second_row_tells_what_is_a_constant() -> None:
     assert 16 not in bench.runs
 
 
-def test_a_peak_is_of_its_own_size() -> None:
+def test_a_peak_is_of_its_own_size():
     findings = Bench(bytes=lambda size: 100 // size).profile(1, 2, 4)
     assert [peak for _, _, peak in findings.costs] == [100, 50, 25]
 
 
-def test_some_room_is_left_over() -> None:
+def test_some_room_is_left_over():
     assert Bench(available_bytes=40).profile(1, 2, 4).too_large == 4
     assert Bench(available_bytes=45).profile(1, 2, 4).too_large == 0
 
@@ -180,7 +178,7 @@ def test_some_room_is_left_over() -> None:
 @pytest.mark.parametrize(
     "reply", [Reply(507, "Out of resources"), Reply(predictions=[Prediction(b"", 507)])]
 )
-def test_running_out_of_memory_ends_profiling_and_is_remembered(reply: Reply) -> None:
+def test_running_out_of_memory_ends_profiling_and_is_remembered(reply):
     bench = Bench(replies={4: reply})
     findings = bench.profile(1, 2, 4, 8)
     assert sizes_of(findings) == [1, 2]
@@ -191,7 +189,7 @@ def test_running_out_of_memory_ends_profiling_and_is_remembered(reply: Reply) ->
 # -- gain ------------------------------------------------------------------------------------------
 
 
-def test_it_ends_when_throughput_gained_too_little_twice() -> None:
+def test_it_ends_when_throughput_gained_too_little_twice():
     bench = Bench(seconds=lambda size: 0.001 * size)
     findings = bench.profile(1, 8, 16, 32)
     assert sizes_of(findings) == [1, 8, 16]
@@ -199,19 +197,19 @@ def test_it_ends_when_throughput_gained_too_little_twice() -> None:
     assert findings.too_large == 0
 
 
-def test_a_gain_in_between_lets_it_go_on() -> None:
+def test_a_gain_in_between_lets_it_go_on():
     steps = {1: 1.0, 16: 16.0, 32: 16.0, 64: 64.0, 128: 64.0}
     bench = Bench(seconds=lambda size: 0.001 * steps[size])
     assert sizes_of(bench.profile(1, 16, 32, 64, 128)) == [1, 16, 32, 64, 128]
 
 
-def test_threads_that_wait_for_each_other_do_not_end_it_at_small_sizes() -> None:
+def test_threads_that_wait_for_each_other_do_not_end_it_at_small_sizes():
     sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
     bench = Bench(seconds=lambda size: 0.0009 if size == 1 else 0.01 + 0.0002 * size)
     assert sizes_of(bench.profile(*sizes)) == sizes
 
 
-def test_profiling_whose_last_size_gained_little_is_complete() -> None:
+def test_profiling_whose_last_size_gained_little_is_complete():
     assert Bench(seconds=lambda size: 0.001 * size).profile(1, 2, 4).note == ""
 
 
@@ -230,13 +228,13 @@ def test_profiling_whose_last_size_gained_little_is_complete() -> None:
         (SystemExit(3), "size 4 failed: SystemExit(3)"),
     ],
 )
-def test_a_run_that_fails_ends_profiling_and_its_size_is_remembered(reply: Any, note: str) -> None:
+def test_a_run_that_fails_ends_profiling_and_its_size_is_remembered(reply, note):
     findings = Bench(replies={4: reply}).profile(1, 2, 4, 8)
     assert sizes_of(findings) == [1, 2]
     assert (findings.note, findings.too_large) == (note, 4)
 
 
-def test_a_model_that_fails_at_once_has_no_costs() -> None:
+def test_a_model_that_fails_at_once_has_no_costs():
     findings = Bench(replies={1: Reply(503, "no")}).profile(1, 2)
     assert (findings.costs, findings.note) == ([], "size 1 failed with status 503: no")
     assert findings.too_large == 0
@@ -259,11 +257,11 @@ def make_service(handle: Callable[[Any, Context], Any], sample: Any = "a sample"
     return Service(handle, context, owner=SimpleNamespace(sample_input=lambda: sample))
 
 
-def test_the_handler_gets_batches_of_the_sample_as_from_clients(tmp_path: Path) -> None:
+def test_the_handler_gets_batches_of_the_sample_as_from_clients(tmp_path):
     (tmp_path / "rows.json").write_text('{"a": 1}')
-    seen: list[Any] = []
+    seen = []
 
-    def handle(data: Any, context: Context) -> Any:
+    def handle(data, context):
         seen.append((data, list((context.request_ids or {}).values())))
         assert context.get_request_header(0, "Content-Type") == "application/json"
         data[0]["body"]["a"] = "changed in place"
@@ -284,10 +282,8 @@ def test_the_handler_gets_batches_of_the_sample_as_from_clients(tmp_path: Path) 
         (RuntimeError("CUDA out of memory"), "size 4 ran out of memory", 4),
     ],
 )
-def test_a_handler_that_raises_at_a_size_keeps_the_costs_so_far(
-    tmp_path: Path, error: Exception, note: str, too_large: int
-) -> None:
-    def handle(data: Any, _context: Context) -> Any:
+def test_a_handler_that_raises_at_a_size_keeps_the_costs_so_far(tmp_path, error, note, too_large):
+    def handle(data, _context):
         if len(data) == 4:
             raise error
         return data
@@ -297,10 +293,8 @@ def test_a_handler_that_raises_at_a_size_keeps_the_costs_so_far(
     assert (findings.note, findings.too_large) == (note, too_large)
 
 
-def test_what_the_gpus_allocator_kept_for_profiling_is_released(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[str] = []
+def test_what_the_gpus_allocator_kept_for_profiling_is_released(tmp_path, monkeypatch):
+    kept = []
     cuda = SimpleNamespace(
         is_initialized=lambda: True,
         memory_allocated=lambda _: 100,
@@ -312,7 +306,7 @@ def test_what_the_gpus_allocator_kept_for_profiling_is_released(
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, Tensor=bytes))
 
-    def handle(data: Any, _context: Context) -> Any:
+    def handle(data, _context):
         kept[:] = ["block"] * len(data)
         return ["answer"] * len(data)
 
@@ -336,12 +330,8 @@ def never(_data: Any, _context: Context) -> Any:
     ],
 )
 def test_without_anything_to_run_there_is_no_profiling_but_a_reason(
-    tmp_path: Path,
-    changes: dict[str, Any],
-    sample: Any,
-    note: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    tmp_path, changes, sample, note, caplog
+):
     with caplog.at_level(logging.INFO):
         findings = profile_model(make_load(tmp_path, 1, 2, **changes), make_service(never, sample))
     assert findings.costs == []
@@ -350,7 +340,7 @@ def test_without_anything_to_run_there_is_no_profiling_but_a_reason(
     assert line == f"Batch sizes profiled: none - {findings.note}"
 
 
-def test_the_log_has_it_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_it_in_one_line(tmp_path, caplog):
     ticks = iter(range(1000))
     with caplog.at_level(logging.INFO):
         profile_model(
@@ -361,8 +351,8 @@ def test_the_log_has_it_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert caplog.messages == ["Batch sizes profiled: 1 in 1 ms, 2 in 1 ms"]
 
 
-def test_a_clock_that_fails_does_not_fail_the_load(tmp_path: Path) -> None:
-    def broken() -> float:
+def test_a_clock_that_fails_does_not_fail_the_load(tmp_path):
+    def broken():
         raise OSError
 
     findings = profile_model(make_load(tmp_path, 1), make_service(never), clock=broken)

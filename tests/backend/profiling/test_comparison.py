@@ -29,7 +29,7 @@ def difference(first: Any, second: Any, tolerance: float = 1e-3) -> tuple[float,
         (math.inf, math.inf, 0),
     ],
 )
-def test_what_is_tolerated(first: Any, second: Any, largest: float) -> None:
+def test_what_is_tolerated(first, second, largest):
     found, what = difference(first, second)
     assert found == pytest.approx(largest, rel=0.01)
     assert what == ""
@@ -51,27 +51,25 @@ def test_what_is_tolerated(first: Any, second: Any, largest: float) -> None:
         ("x" * 100, "", f"the answer: {'x' * 40}... and "),
     ],
 )
-def test_what_is_not(first: Any, second: Any, told: str) -> None:
+def test_what_is_not(first, second, told):
     largest, what = difference(first, second)
     assert what == told
     assert 0 <= largest <= 2  # can be shown as JSON
 
 
 @pytest.mark.parametrize("body", [b"\xff\x00", b"plain", b"[" * 100_000, b"9" * 5000])
-def test_what_is_no_json_is_compared_byte_by_byte(body: bytes) -> None:
+def test_what_is_no_json_is_compared_byte_by_byte(body):
     assert compare(body, bytearray(body), 0.1).what == ""
     told = compare(body, body + b"!", 0.1).what
     assert told == f"{len(body)} bytes and {len(body) + 1} bytes that are not the same"
 
 
-def test_a_number_that_no_float_can_be_is_compared_byte_by_byte() -> None:
+def test_a_number_that_no_float_can_be_is_compared_byte_by_byte():
     assert difference([10**400], [1.5]) == (0, "403 bytes and 5 bytes that are not the same")
 
 
 @given(st.integers(1, 40), st.integers(2, 5))
-def test_arrangements_tell_all_places_apart_and_have_all_samples_at_each(
-    size: int, samples: int
-) -> None:
+def test_arrangements_tell_all_places_apart_and_have_all_samples_at_each(size, samples):
     found = list(arrangements(size, samples))
     assert {len(each) for each in found} == {size}
     for first, second in itertools.combinations(range(size), 2):

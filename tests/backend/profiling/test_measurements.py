@@ -47,14 +47,14 @@ class Profiled:
 
 
 @pytest.fixture
-def make_profiled(tmp_path: Path) -> MakeProfiling:
-    def make(sample: Any = "a sample", failing_at: int = 0) -> Profiled:
+def make_profiled(tmp_path):
+    def make(sample="a sample", failing_at=0):
         return Profiled(tmp_path, sample, failing_at)
 
     return make
 
 
-def test_each_message_is_one_run(make_profiled: MakeProfiling) -> None:
+def test_each_message_is_one_run(make_profiled):
     profiled = make_profiled()
     assert profiled.begin(1, 2).costs == []
     assert profiled.runs == [1]
@@ -68,7 +68,7 @@ def test_each_message_is_one_run(make_profiled: MakeProfiling) -> None:
     assert profiled.go_on(1).costs == reply.costs
 
 
-def test_requests_are_answered_in_between(make_profiled: MakeProfiling) -> None:
+def test_requests_are_answered_in_between(make_profiled):
     profiled = make_profiled()
     profiled.begin(1, 2)
     request = Input("id", {}, [Part("data", "", b"1")])
@@ -77,7 +77,7 @@ def test_requests_are_answered_in_between(make_profiled: MakeProfiling) -> None:
     assert profiled.runs == [1, 3, 1, 1, 1, 2, 2, 2, 2]
 
 
-def test_it_begins_anew(make_profiled: MakeProfiling) -> None:
+def test_it_begins_anew(make_profiled):
     profiled = make_profiled()
     profiled.begin(1, 2)
     profiled.go_on(5)
@@ -85,7 +85,7 @@ def test_it_begins_anew(make_profiled: MakeProfiling) -> None:
     assert [row[0] for row in profiled.go_on(4).costs] == [2]
 
 
-def test_no_batch_is_run_that_takes_too_long(make_profiled: MakeProfiling) -> None:
+def test_no_batch_is_run_that_takes_too_long(make_profiled):
     profiled = make_profiled()
     profiled.begin(1, 4, longest=2 * TICK)
     reply = profiled.go_on(4)
@@ -101,9 +101,7 @@ def test_no_batch_is_run_that_takes_too_long(make_profiled: MakeProfiling) -> No
         ("a sample", 1, "size 1 failed with status"),
     ],
 )
-def test_what_cannot_be_run_is_told(
-    make_profiled: MakeProfiling, sample: Any, failing_at: int, words: str
-) -> None:
+def test_what_cannot_be_run_is_told(make_profiled, sample, failing_at, words):
     reply = make_profiled(sample, failing_at).begin(1, 2)
     assert words in reply.note
     assert reply.costs == []

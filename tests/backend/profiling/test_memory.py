@@ -1,7 +1,6 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ MIB = 1 << 20
 KIB = 1 << 10
 
 
-def test_the_peak_of_this_process_is_seen_after_it_is_over() -> None:
+def test_the_peak_of_this_process_is_seen_after_it_is_over():
     memory = HostMemory()
     memory.reset_peak()
     before = memory.peak()
@@ -22,7 +21,7 @@ def test_the_peak_of_this_process_is_seen_after_it_is_over() -> None:
     assert memory.peak() - before < 32 * MIB
 
 
-def test_the_machine_has_memory_available() -> None:
+def test_the_machine_has_memory_available():
     available = HostMemory().available()
     assert available is not None
     assert available > MIB
@@ -48,11 +47,11 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel(tmp_path: Path) -> Kernel:
+def kernel(tmp_path):
     return Kernel(tmp_path)
 
 
-def test_figures_are_counted_from_rest(kernel: Kernel) -> None:
+def test_figures_are_counted_from_rest(kernel):
     memory = kernel.memory()
     kernel.holds(130, 170)
     assert memory.peak() == 70 * KIB
@@ -61,7 +60,7 @@ def test_figures_are_counted_from_rest(kernel: Kernel) -> None:
     assert memory.peak() == 0
 
 
-def test_the_kernel_is_reported_to_forget_the_peak(kernel: Kernel) -> None:
+def test_the_kernel_is_reported_to_forget_the_peak(kernel):
     kernel.memory().reset_peak()
     assert (kernel.proc / "self/clear_refs").read_text() == "5"
 
@@ -99,16 +98,14 @@ V1, V2 = "4:cpu,memory:/a/b\n", "0::/a/b\n"
         ("3:cpu:/a/b\n", {"cpu/a/b/memory.max": "1", "cpu/a/b/memory.current": "1"}, 5000 * KIB),
     ],
 )
-def test_a_container_may_leave_less_room_than_the_machine(
-    kernel: Kernel, groups: str, files: dict[str, str], room: int
-) -> None:
+def test_a_container_may_leave_less_room_than_the_machine(kernel, groups, files, room):
     kernel.write(kernel.proc / "self/cgroup", groups)
     for name, text in files.items():
         kernel.write(kernel.cgroups / name, text)
     assert kernel.memory().available() == room
 
 
-def test_where_the_kernel_tells_nothing_nothing_is_known(tmp_path: Path) -> None:
+def test_where_the_kernel_tells_nothing_nothing_is_known(tmp_path):
     memory = HostMemory(tmp_path / "none", tmp_path / "none")
     memory.reset_peak()
     assert (memory.peak(), memory.available()) == (0, None)
@@ -150,13 +147,13 @@ class Cuda:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+def cuda(monkeypatch):
     cuda = Cuda()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     return cuda
 
 
-def test_a_gpus_figures_are_those_of_torchs_allocator(cuda: Cuda) -> None:
+def test_a_gpus_figures_are_those_of_torchs_allocator(cuda):
     memory = memory_of(1)
     memory.reset_peak()
     assert memory.peak() == 0
@@ -171,13 +168,11 @@ def test_a_gpus_figures_are_those_of_torchs_allocator(cuda: Cuda) -> None:
     ("gpu", "used", "kind"),
     [(1, True, DeviceMemory), (1, False, HostMemory), (None, True, HostMemory)],
 )
-def test_batches_live_on_the_gpu_where_torch_uses_it(
-    cuda: Cuda, gpu: int | None, used: bool, kind: type[Any]
-) -> None:
+def test_batches_live_on_the_gpu_where_torch_uses_it(cuda, gpu, used, kind):
     cuda.is_used = used
     assert isinstance(memory_of(gpu), kind)
 
 
-def test_without_torch_batches_live_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_batches_live_on_the_host(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert isinstance(memory_of(1), HostMemory)

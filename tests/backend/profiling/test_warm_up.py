@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from marserve.backend.context import Context, RunSamples, WarmUp
+from marserve.backend.context import Context
 from marserve.backend.metrics import MetricsStore
 from marserve.backend.profiling.samples import NoSample, WarmUpFailed, find_samples, warm_up
 from marserve.backend.protocol import Input, Load, Part
@@ -18,15 +17,10 @@ Answer = Callable[[list[dict[str, Any]], Context], Any]
 
 
 @pytest.fixture
-def perform(tmp_path: Path) -> Callable[..., tuple[Context, Service]]:
+def perform(tmp_path):
     """Warm up with a handler that answers like this, whose sample input is ``"pi"``."""
 
-    def performed(
-        *warm_ups: WarmUp,
-        answer: Answer = lambda data, _: list(data),
-        sample: object = "pi",
-        **load: Any,
-    ) -> tuple[Context, Service]:
+    def performed(*warm_ups, answer=lambda data, _: list(data), sample="pi", **load):
         context = Context("m", str(tmp_path), None, 8, None, "1", metrics=MetricsStore())
         context.warm_ups += warm_ups
         service = Service(answer, context, owner=SimpleNamespace(sample_input=lambda: sample))
@@ -37,17 +31,17 @@ def perform(tmp_path: Path) -> Callable[..., tuple[Context, Service]]:
     return performed
 
 
-def test_batches_of_samples_are_run_as_if_clients_had_sent_them(perform, tmp_path) -> None:
+def test_batches_of_samples_are_run_as_if_clients_had_sent_them(perform, tmp_path):
     (tmp_path / "one.json").write_text("[1]")
-    batches: list[list[Any]] = []
+    batches = []
 
-    def answer(data: list[dict[str, Any]], context: Context) -> list[str]:
+    def answer(data, context):
         batches.append([row["body"] for row in data])
         context.metrics.add_counter("Seen", 1)
         assert context.request_ids is not None
         return ["" for _ in data]
 
-    def warm_up_(run: RunSamples) -> None:
+    def warm_up_(run):
         run()
         run(3)
         run(2, "one.json")
@@ -59,9 +53,9 @@ def test_batches_of_samples_are_run_as_if_clients_had_sent_them(perform, tmp_pat
     assert context.metrics.drain() == []
 
 
-def test_the_sample_of_the_yaml_goes_before_the_handlers(perform, tmp_path) -> None:
+def test_the_sample_of_the_yaml_goes_before_the_handlers(perform, tmp_path):
     (tmp_path / "sample.txt").write_text("tau")
-    seen: list[Any] = []
+    seen = []
     perform(
         lambda run: run(),
         answer=lambda data, _: seen.extend(data) or [1],
@@ -70,13 +64,13 @@ def test_the_sample_of_the_yaml_goes_before_the_handlers(perform, tmp_path) -> N
     assert seen == [{"body": "tau"}]
 
 
-def test_warm_ups_come_in_order_and_what_one_raises_is_the_loads(perform) -> None:
-    order: list[str] = []
+def test_warm_ups_come_in_order_and_what_one_raises_is_the_loads(perform):
+    order = []
 
-    def first(_run: RunSamples) -> None:
+    def first(_run):
         order.append("first")
 
-    def second(_run: RunSamples) -> None:
+    def second(_run):
         order.append("second")
         raise LookupError("not good enough")
 
@@ -104,7 +98,7 @@ def fail(_data: list[Any], _context: Context) -> list[str]:
         ({"asynchronous": True}, "a handler that is a coroutine"),
     ],
 )
-def test_a_batch_that_cannot_be_run_is_reported(perform, changes, sentence) -> None:
+def test_a_batch_that_cannot_be_run_is_reported(perform, changes, sentence):
     with pytest.raises(WarmUpFailed, match=sentence):
         perform(lambda run: run(), **changes)
 
@@ -124,9 +118,7 @@ def never() -> Any:
         ("../model/cat.png", "image/png"),
     ],
 )
-def test_a_file_of_the_archive_is_what_its_name_says(
-    tmp_path: Path, name: str, content_type: str
-) -> None:
+def test_a_file_of_the_archive_is_what_its_name_says(tmp_path, name, content_type):
     path = tmp_path / "model" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / "model").mkdir(exist_ok=True)
@@ -138,7 +130,7 @@ def test_a_file_of_the_archive_is_what_its_name_says(
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "link", "in/../../secret"])
-def test_a_file_outside_the_archive_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_file_outside_the_archive_is_refused(tmp_path, name):
     model_dir = tmp_path / "model"
     model_dir.mkdir()
     (tmp_path / "secret").write_bytes(b"secret")
@@ -148,7 +140,7 @@ def test_a_file_outside_the_archive_is_refused(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["gone.json", "."])
-def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path, name):
     with pytest.raises(NoSample, match=r"cannot be read: (No such file|Is a directory)"):
         find_samples(str(tmp_path), [name], never)
 
@@ -163,9 +155,7 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path, name: str) -> No
         ([1, 2], "application/json", b"[1, 2]"),
     ],
 )
-def test_what_a_handler_gives_is_sent_as_a_client_would(
-    tmp_path: Path, sample: Any, content_type: str, body: bytes
-) -> None:
+def test_what_a_handler_gives_is_sent_as_a_client_would(tmp_path, sample, content_type, body):
     [found] = find_samples(str(tmp_path), [], lambda: sample)
     assert found.parts == [Part("body", content_type, body)]
 
@@ -180,6 +170,6 @@ def test_what_a_handler_gives_is_sent_as_a_client_would(
         (lambda needed: needed, "sample_input failed: TypeError"),
     ],
 )
-def test_without_a_sample_there_is_a_reason(tmp_path: Path, ask: Any, complaint: str) -> None:
+def test_without_a_sample_there_is_a_reason(tmp_path, ask, complaint):
     with pytest.raises(NoSample, match=complaint):
         find_samples(str(tmp_path), [], ask)

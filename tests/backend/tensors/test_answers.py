@@ -18,7 +18,7 @@ def form_of(head: Any) -> AnswerFormat | None:
     return AnswerFormat.of(Input("1", {FORMAT_HEADER: text}, []), {})
 
 
-def test_the_answer_has_what_was_asked_for() -> None:
+def test_the_answer_has_what_was_asked_for():
     asked = [{"name": "b"}, {"name": "a", "parameters": {"binary_data": False}}]
     form = form_of({"id": "7", "parameters": {"binary_data_output": True}, "outputs": asked})
     assert form is not None
@@ -36,13 +36,13 @@ def test_the_answer_has_what_was_asked_for() -> None:
         form.encode({"c": np.int32([1])})
 
 
-def test_an_output_without_a_name_has_the_one_asked_for() -> None:
+def test_an_output_without_a_name_has_the_one_asked_for():
     form = form_of({"outputs": [{"name": "mine"}]})
     assert form is not None
     assert json.loads(form.encode([1])[0])["outputs"][0]["name"] == "mine"
 
 
-def test_the_handlers_own_members_are_kept() -> None:
+def test_the_handlers_own_members_are_kept():
     form = form_of({"id": "7"})
     assert form is not None
     result = {**DOCUMENT, "id": "8", "model_name": "x", "parameters": {"a": 1}}
@@ -51,7 +51,7 @@ def test_the_handlers_own_members_are_kept() -> None:
     assert answer == {**FORM, "id": "8", "model_name": "x", "parameters": {"a": 1}}
 
 
-def test_bytes_go_into_json_only_as_text() -> None:
+def test_bytes_go_into_json_only_as_text():
     form = form_of({})
     assert form is not None
     with pytest.raises(UnusableTensor, match="request it as binary data"):
@@ -59,19 +59,19 @@ def test_bytes_go_into_json_only_as_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}", "5", "[" * 9999, json.dumps({"id": "7"})])
-def test_a_clients_own_header_of_that_name_costs_nobody_an_answer(text: str) -> None:
+def test_a_clients_own_header_of_that_name_costs_nobody_an_answer(text):
     assert AnswerFormat.of(Input("1", {FORMAT_HEADER: text}, []), {}) is None
 
 
 @pytest.mark.parametrize("head", [{"outputs": 5}, {"outputs": [{}]}, {"outputs": ["a"]}])
-def test_outputs_that_are_none_ask_for_all(head: Any) -> None:
+def test_outputs_that_are_none_ask_for_all(head):
     form = form_of(head)
     assert form is not None
     assert len(json.loads(form.encode({"a": np.ones(1), "b": np.ones(1)})[0])["outputs"]) == 2
 
 
 @pytest.mark.parametrize("result", [1.0, {"outputs": [{"data": [1.0]}]}, np.ones(1)])
-def test_a_single_declared_output_has_its_name(result: Any) -> None:
+def test_a_single_declared_output_has_its_name(result):
     declared = {"outputs": [{"name": "y", "datatype": "FP32", "shape": [1]}]}
     request = Input("1", {FORMAT_HEADER: json.dumps(FORM)}, [])
     form = AnswerFormat.of(request, {}, declared)
@@ -84,7 +84,7 @@ def test_a_single_declared_output_has_its_name(result: Any) -> None:
         form.encode(result)
 
 
-def test_the_format_may_be_in_the_body() -> None:
+def test_the_format_may_be_in_the_body():
     request = Input("1", {FORMAT_HEADER: json.dumps({**FORM, IN_BODY: True})}, [])
     form = AnswerFormat.of(request, {"body": {"id": "9"}})
     assert form is not None

@@ -21,7 +21,7 @@ NUMPY = {
 
 @pytest.mark.parametrize("datatype", NUMPY)
 @given(data=st.data())
-def test_numbers_are_read_and_written_as_numpy_does(datatype: str, data: st.DataObject) -> None:
+def test_numbers_are_read_and_written_as_numpy_does(datatype, data):
     size = ITEM_BYTES[datatype]
     count = data.draw(st.integers(0, 5))
     buffer = data.draw(st.binary(min_size=count * size, max_size=count * size))
@@ -35,7 +35,7 @@ def test_numbers_are_read_and_written_as_numpy_does(datatype: str, data: st.Data
 
 
 @given(st.floats(width=32, allow_nan=False))
-def test_bf16_is_the_nearest(value: float) -> None:
+def test_bf16_is_the_nearest(value):
     torch = pytest.importorskip("torch")
     wanted = torch.tensor([value], dtype=torch.float32).to(torch.bfloat16)
     written = datatypes.write_numbers("BF16", [value])
@@ -43,7 +43,7 @@ def test_bf16_is_the_nearest(value: float) -> None:
     assert datatypes.read_numbers("BF16", written) == wanted.float().tolist()
 
 
-def test_what_is_no_number_stays_none_in_bf16() -> None:
+def test_what_is_no_number_stays_none_in_bf16():
     for bits in (0x7F800001, 0xFF800001, 0x7FFFFFFF):
         (value,) = struct.unpack("<f", struct.pack("<I", bits))
         assert math.isnan(
@@ -63,18 +63,18 @@ def test_what_is_no_number_stays_none_in_bf16() -> None:
         ("BF16", [None]),
     ],
 )
-def test_a_value_that_is_none_of_its_datatype_is_refused(datatype: str, values: list[int]) -> None:
+def test_a_value_that_is_none_of_its_datatype_is_refused(datatype, values):
     with pytest.raises(UnusableTensor, match="FP32" if datatype == "BF16" else datatype):
         datatypes.write_numbers(datatype, values)
 
 
 @given(st.lists(st.binary(max_size=300)))
-def test_elements_come_back(elements: list[bytes]) -> None:
+def test_elements_come_back(elements):
     assert list(datatypes.read_elements(datatypes.write_elements(elements))) == elements
 
 
 @given(st.binary(max_size=40))
-def test_elements_that_lie_about_their_length_are_refused(buffer: bytes) -> None:
+def test_elements_that_lie_about_their_length_are_refused(buffer):
     try:
         elements = list(datatypes.read_elements(buffer))
     except UnusableTensor:
@@ -83,17 +83,17 @@ def test_elements_that_lie_about_their_length_are_refused(buffer: bytes) -> None
 
 
 @pytest.mark.parametrize(("shape", "count"), [([], 1), ([2, 3], 6), ([0, 5], 0), ([1] * 64, 1)])
-def test_elements_are_counted(shape: list[int], count: int) -> None:
+def test_elements_are_counted(shape, count):
     assert datatypes.element_count(shape) == count
 
 
 @pytest.mark.parametrize("shape", [[-1], [2**62, 2**62], [2**63 - 1] * 64, [1] * 65])
-def test_shapes_that_no_message_has_room_for_are_refused(shape: list[int]) -> None:
+def test_shapes_that_no_message_has_room_for_are_refused(shape):
     with pytest.raises(UnusableTensor):
         datatypes.element_count(shape)
 
 
-def test_nested_lists_are_flattened() -> None:
+def test_nested_lists_are_flattened():
     values = [[1, 2], [3, 4], [5, 6]]
     shape = datatypes.nested_shape(values)
     assert shape == [3, 2]

@@ -58,7 +58,7 @@ DOCUMENT = {"outputs": [{"name": "y", "datatype": "FP16", "shape": [2, 1], "data
     ],
     ids=repr,
 )  # fmt: skip
-def test_whatever_a_handler_returns_becomes_outputs(result: Any, outputs: Any) -> None:
+def test_whatever_a_handler_returns_becomes_outputs(result, outputs):
     if outputs is None:
         with pytest.raises(UnusableTensor, match="no INT8"):
             described(result)
@@ -82,7 +82,7 @@ def test_whatever_a_handler_returns_becomes_outputs(result: Any, outputs: Any) -
     ],
     ids=repr,
 )
-def test_outputs_that_cannot_be_sent_say_why(output: Any, sentence: str) -> None:
+def test_outputs_that_cannot_be_sent_say_why(output, sentence):
     with pytest.raises(UnusableTensor) as caught:
         outputs_of({"outputs": [{"name": "y", **output}]}, "")
     assert sentence in str(caught.value)

@@ -21,7 +21,7 @@ def body_of(*inputs: tuple[str, list[int], bytes, dict[str, Any]]) -> bytearray:
     return bytearray(head + b"".join(raw for _, _, raw, _ in inputs))
 
 
-def test_the_handler_finds_the_document_that_a_client_could_have_sent() -> None:
+def test_the_handler_finds_the_document_that_a_client_could_have_sent():
     texts = datatypes.write_elements([b"tabby", b"\xff"])
     numbers = datatypes.write_numbers("INT16", [1, -2])
     document = document_of(body_of(("INT16", [2, 1], numbers, {}), ("BYTES", [2], texts, {"a": 1})))
@@ -40,7 +40,7 @@ def test_the_handler_finds_the_document_that_a_client_could_have_sent() -> None:
     }
 
 
-def test_elements_can_be_had_as_torchserve_gives_them() -> None:
+def test_elements_can_be_had_as_torchserve_gives_them():
     texts = datatypes.write_elements([b"tabby"])
     document = document_of(body_of(("BYTES", [1], texts, {ENCODING: "base64"})))
     assert document["inputs"][0]["data"] == [base64.b64encode(b"tabby").decode()]
@@ -64,12 +64,12 @@ def test_elements_can_be_had_as_torchserve_gives_them() -> None:
         )
     ],
 )
-def test_a_clients_own_body_of_that_type_is_no_more_than_wrong(body: bytes) -> None:
+def test_a_clients_own_body_of_that_type_is_no_more_than_wrong(body):
     with pytest.raises(UNREADABLE):
         document_of(body)
 
 
-def test_arrays_have_the_shape_and_the_datatype() -> None:
+def test_arrays_have_the_shape_and_the_datatype():
     for datatype, dtype in {**datatypes.NUMPY, "BF16": "<f4"}.items():
         raw = datatypes.write_numbers(datatype, [1, 0])
         head = {"name": "x", "datatype": datatype, "shape": [2, 1], "parameters": {SIZE: len(raw)}}
@@ -105,7 +105,7 @@ except ImportError:
 """
 
 
-def test_without_numpy_tensors_are_lists() -> None:
+def test_without_numpy_tensors_are_lists():
     command = [sys.executable, "-c", WITHOUT_NUMPY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[2] b'\\x01\\x00\\x02\\x00'\n", "")

@@ -8,7 +8,7 @@ def output(name: str = "y", datatype: str = "INT8", shape: tuple[int, ...] = (1,
     return Output(name, datatype, [*shape], bytes(shape[0] * shape[1]))
 
 
-def test_outputs_of_rows_are_joined() -> None:
+def test_outputs_of_rows_are_joined():
     joiner = OutputJoiner(0)
     joiner.add([Output("y", "INT8", [1, 2], b"ab")], 1)
     joiner.add([Output("y", "INT8", [2, 2], b"cdef")], 2)
@@ -26,7 +26,7 @@ def test_outputs_of_rows_are_joined() -> None:
         ([Output("y", "INT8", [], b"")], "has the shape [], and no dimension 0"),
     ],
 )
-def test_outputs_that_differ_are_refused(outputs: list[Output], sentence: str) -> None:
+def test_outputs_that_differ_are_refused(outputs, sentence):
     joiner = OutputJoiner(0)
     joiner.add([output()], 1)
     with pytest.raises(UnusableTensor) as caught:

@@ -26,7 +26,7 @@ def block_of(x: Any) -> Input:
 @pytest.mark.parametrize("rows", [3, 3000])
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("id_", ["i", "id", "i" * 7, "i" * 14])
-def test_one_block_is_used_where_it_was_received(rows: int, library: str, id_: str) -> None:
+def test_one_block_is_used_where_it_was_received(rows, library, id_):
     x = np.arange(rows * 8, dtype="float32").reshape(rows, 8)
     block = block_of(x)
     block.id = id_
@@ -40,7 +40,7 @@ def test_one_block_is_used_where_it_was_received(rows: int, library: str, id_: s
     assert np.shares_memory(found, np.frombuffer(received.inputs[0].parts[0].body, "u1"))
 
 
-def test_kinds_of_rows_are_kept_apart() -> None:
+def test_kinds_of_rows_are_kept_apart():
     inputs = [block_of(np.ones([2, 3], "f4")), block_of(np.ones([1, 4], "f4"))]
     inputs += [
         Input("j", {}, [Part("body", "application/json", json.dumps(value).encode())])
@@ -57,12 +57,12 @@ def test_kinds_of_rows_are_kept_apart() -> None:
 @pytest.mark.parametrize(
     "results", [None, {}, {"a": 5}, {"a": np.ones(2), "b": np.ones(3)}, np.float32(1), "text"]
 )
-def test_what_is_no_arrays_of_rows(results: Any) -> None:
+def test_what_is_no_arrays_of_rows(results):
     assert stacked_results(results, 0) is None
     assert stacked_results(np.ones(2), 1) is None
 
 
-def test_arrays_keep_their_rows_wherever_these_are() -> None:
+def test_arrays_keep_their_rows_wherever_these_are():
     found = stacked_results({"a": np.arange(6).reshape(2, 3), "b": torch.ones(1, 3)}, 1)
     assert found is not None
     assert len(found) == 3

@@ -3,8 +3,6 @@
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -23,8 +21,8 @@ async def fail() -> None:
     raise ValueError("it failed")
 
 
-def test_a_task_that_fails_does_not_end_its_neighbours() -> None:
-    async def work() -> str:
+def test_a_task_that_fails_does_not_end_its_neighbours():
+    async def work():
         async with BackgroundTasks() as tasks:
             failing = tasks.start(fail())
             going_on = tasks.start(asyncio.sleep(0.01, "well"))
@@ -35,8 +33,8 @@ def test_a_task_that_fails_does_not_end_its_neighbours() -> None:
     assert asyncio.run(work()) == "well"
 
 
-def test_a_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def work() -> None:
+def test_a_failure_that_nobody_waits_for_is_logged(caplog):
+    async def work():
         async with BackgroundTasks() as tasks:
             tasks.start(fail()).cancel()
             await asyncio.sleep(0)
@@ -45,11 +43,11 @@ def test_a_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixt
     assert "A background task failed: it failed" in caplog.text
 
 
-def test_a_task_goes_on_when_nobody_waits_any_more() -> None:
-    async def work() -> bool:
+def test_a_task_goes_on_when_nobody_waits_any_more():
+    async def work():
         done = asyncio.Event()
 
-        async def note() -> None:
+        async def note():
             await asyncio.sleep(0)
             done.set()
 
@@ -61,8 +59,8 @@ def test_a_task_goes_on_when_nobody_waits_any_more() -> None:
     assert asyncio.run(work())
 
 
-def test_tasks_end_with_the_block_also_those_that_have_not_begun() -> None:
-    async def work() -> list[bool]:
+def test_tasks_end_with_the_block_also_those_that_have_not_begun():
+    async def work():
         async with BackgroundTasks() as tasks:
             running = tasks.start(asyncio.sleep(60))
             await asyncio.sleep(0)
@@ -72,8 +70,8 @@ def test_tasks_end_with_the_block_also_those_that_have_not_begun() -> None:
     assert asyncio.run(work()) == [True, True]
 
 
-def test_after_the_block_nothing_is_begun() -> None:
-    async def work() -> str:
+def test_after_the_block_nothing_is_begun():
+    async def work():
         async with BackgroundTasks() as tasks:
             pass
         late = fail()
@@ -84,8 +82,8 @@ def test_after_the_block_nothing_is_begun() -> None:
     assert asyncio.run(work()) == inspect.CORO_CLOSED
 
 
-def test_an_error_of_the_block_comes_out_as_it_is() -> None:
-    async def work() -> None:
+def test_an_error_of_the_block_comes_out_as_it_is():
+    async def work():
         async with BackgroundTasks() as tasks:
             tasks.start(asyncio.sleep(60))
             raise ValueError("of the block")
@@ -94,13 +92,11 @@ def test_an_error_of_the_block_comes_out_as_it_is() -> None:
         asyncio.run(work())
 
 
-def test_what_keeps_running_is_logged_and_started_again(
-    run: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def work() -> int:
+def test_what_keeps_running_is_logged_and_started_again(run, caplog):
+    async def work():
         starts = 0
 
-        async def fail_twice() -> None:
+        async def fail_twice():
             nonlocal starts
             starts += 1
             if starts < 3:
@@ -118,16 +114,14 @@ def test_what_keeps_running_is_logged_and_started_again(
     assert "failure 2" in caplog.text
 
 
-def test_what_fails_at_its_end_does_not_go_on(
-    run: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def fail_when_cancelled() -> None:
+def test_what_fails_at_its_end_does_not_go_on(run, caplog):
+    async def fail_when_cancelled():
         try:
             await asyncio.sleep(3600)
         finally:
             raise ValueError("while it ended")
 
-    async def work() -> None:
+    async def work():
         async with BackgroundTasks() as tasks:
             tasks.keep_running("The log", fail_when_cancelled)
             await asyncio.sleep(1)
@@ -137,8 +131,8 @@ def test_what_fails_at_its_end_does_not_go_on(
 
 
 @pytest.mark.parametrize("is_early", [True, False])
-def test_an_event_ends_what_is_done_unless_it_comes(is_early: bool) -> None:
-    async def work() -> bool:
+def test_an_event_ends_what_is_done_unless_it_comes(is_early):
+    async def work():
         event = asyncio.Event()
         if is_early:
             asyncio.get_running_loop().call_soon(event.set)
@@ -147,19 +141,19 @@ def test_an_event_ends_what_is_done_unless_it_comes(is_early: bool) -> None:
     assert asyncio.run(work()) is not is_early
 
 
-def test_a_failure_comes_out_of_what_is_done_unless() -> None:
+def test_a_failure_comes_out_of_what_is_done_unless():
     with pytest.raises(ValueError, match="it failed"):
         asyncio.run(unless(asyncio.Event(), fail()))
 
 
-def test_a_cancellation_waits_for_the_thread() -> None:
+def test_a_cancellation_waits_for_the_thread():
     go_on, ended = threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold():
         go_on.wait(5)
         ended.set()
 
-    async def work() -> None:
+    async def work():
         waiting = asyncio.ensure_future(DaemonThreads("disk", 1).run(hold))
         await asyncio.sleep(0)
         waiting.cancel()
@@ -173,10 +167,10 @@ def test_a_cancellation_waits_for_the_thread() -> None:
     asyncio.run(work())
 
 
-def test_nobody_waits_for_an_abandoned_thread() -> None:
+def test_nobody_waits_for_an_abandoned_thread():
     go_on = threading.Event()
 
-    async def work() -> str:
+    async def work():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(in_abandonable_thread(go_on.wait), 0.01)
         with pytest.raises(ZeroDivisionError):
@@ -187,11 +181,11 @@ def test_nobody_waits_for_an_abandoned_thread() -> None:
     go_on.set()
 
 
-def test_a_cancellation_leaves_a_thread_that_hangs_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancellation_leaves_a_thread_that_hangs_behind(monkeypatch):
     monkeypatch.setattr(background, "_CANCELLED_SECONDS", 0.01)
     go_on = threading.Event()
 
-    async def work() -> None:
+    async def work():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await DaemonThreads("hung", 1).run(go_on.wait)
@@ -200,11 +194,11 @@ def test_a_cancellation_leaves_a_thread_that_hangs_behind(monkeypatch: pytest.Mo
     go_on.set()
 
 
-def test_threads_that_all_hang_leave_those_of_another_purpose_alone() -> None:
+def test_threads_that_all_hang_leave_those_of_another_purpose_alone():
     go_on = threading.Event()
     hung, other = DaemonThreads("hung", 2, max_waiting=2), DaemonThreads("other", 1)
 
-    async def work() -> str:
+    async def work():
         for _ in range(4):
             hung.submit(go_on.wait)
         with pytest.raises(ServerBusy, match=r"^hung: 2 calls wait for a thread\.$"):
@@ -215,11 +209,11 @@ def test_threads_that_all_hang_leave_those_of_another_purpose_alone() -> None:
     go_on.set()
 
 
-def test_calls_of_one_thread_run_in_order_and_their_failures_come_out() -> None:
-    done: list[int] = []
+def test_calls_of_one_thread_run_in_order_and_their_failures_come_out():
+    done = []
     thread = DaemonThreads("order", 1)
 
-    async def work() -> None:
+    async def work():
         async with asyncio.TaskGroup() as group:
             for number in range(10):
                 group.create_task(thread.run(done.append, number))
@@ -236,12 +230,12 @@ def _interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def test_slots_make_some_wait_and_refuse_the_rest(run: Callable[[Any], Any]) -> None:
+def test_slots_make_some_wait_and_refuse_the_rest(run):
     slots = Slots(2, "archives are on their way", max_waiting=3)
-    held: list[int] = []
-    refused: list[str] = []
+    held = []
+    refused = []
 
-    async def hold(number: int) -> None:
+    async def hold(number):
         try:
             async with slots.taken():
                 held.append(number)
@@ -249,7 +243,7 @@ def test_slots_make_some_wait_and_refuse_the_rest(run: Callable[[Any], Any]) -> 
         except ServerBusy as error:
             refused.append(str(error))
 
-    async def work() -> None:
+    async def work():
         async with asyncio.TaskGroup() as group:
             leaving = group.create_task(hold(-1))
             await asyncio.sleep(0)

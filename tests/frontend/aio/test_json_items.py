@@ -29,7 +29,7 @@ values = st.recursive(
 
 
 @pytest.fixture(autouse=True)
-def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def everything_is_long(monkeypatch):
     """The windows are small, so that the texts of the tests are long."""
     monkeypatch.setattr(tested, "SMALL_BYTES", 16)
     monkeypatch.setattr(tested, "_WINDOW", 6)  # as long as an escape
@@ -45,7 +45,7 @@ def padded(document: Any, indent: int | None) -> bytes:
 
 
 @given(items=st.lists(values), indent=st.sampled_from([None, 0, 2]))
-def test_the_items_are_those_that_a_parser_finds(items: list[Any], indent: int | None) -> None:
+def test_the_items_are_those_that_a_parser_finds(items, indent):
     found = found_in(padded(items, indent))
     assert found is not None
     assert not found.are_instances
@@ -53,9 +53,7 @@ def test_the_items_are_those_that_a_parser_finds(items: list[Any], indent: int |
 
 
 @given(before=st.dictionaries(st.text(), values), items=st.lists(values), after=st.lists(st.text()))
-def test_instances_are_found_among_other_members(
-    before: dict[str, Any], items: list[Any], after: list[str]
-) -> None:
+def test_instances_are_found_among_other_members(before, items, after):
     document = {**before, "instances": items, **{f"{name}!": name for name in after}}
     found = found_in(padded(document, None))
     assert found is not None
@@ -64,7 +62,7 @@ def test_instances_are_found_among_other_members(
 
 
 @given(st.binary(max_size=40) | st.text('[]{},:"\\ 1a', max_size=40).map(str.encode))
-def test_whatever_comes_it_ends(body: bytes) -> None:
+def test_whatever_comes_it_ends(body):
     found = found_in(body)
     try:
         document = json.loads(body)
@@ -92,17 +90,17 @@ def test_whatever_comes_it_ends(body: bytes) -> None:
         b"[" * 2000 + b"]" * 2000,
     ],
 )
-def test_anything_else_is_no_list(body: bytes) -> None:
+def test_anything_else_is_no_list(body):
     assert found_in(body) is None
 
 
-def test_a_list_is_not_looked_at_behind_as_many_items_as_are_wanted() -> None:
+def test_a_list_is_not_looked_at_behind_as_many_items_as_are_wanted():
     found = found_in(b"[1, [2], 3, 4 garbage", 3)
     assert found is not None
     assert found.texts == [b"1", b"[2]", b"3"]
 
 
-def test_a_list_of_any_size_is_searched_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_any_size_is_searched_in_small_steps(monkeypatch):
     monkeypatch.undo()
     body = b"[[" + b"[]," * 1_000_000 + b"1]]"
     assert sum(1 for _ in json_items(body, MANY)) >= 1_000_000 // 256
@@ -121,9 +119,7 @@ def is_json(text: str) -> bool:
 
 
 @given(document=values, indent=st.sampled_from([None, 0, 2]), is_ascii=st.booleans())
-def test_what_a_parser_has_written_is_json(
-    document: Any, indent: int | None, is_ascii: bool
-) -> None:
+def test_what_a_parser_has_written_is_json(document, indent, is_ascii):
     assert is_json(f" {json.dumps(document, indent=indent, ensure_ascii=is_ascii)}\n")
 
 
@@ -131,7 +127,7 @@ tokens = st.sampled_from(["[", "]", "{", "}", ",", '"a":', "1", '"x"', '"\\u00"'
 
 
 @given(st.text('[]{},:"\\ 1aé\n', max_size=40) | st.lists(tokens, max_size=12).map("".join))
-def test_other_text_is_json_if_it_is_for_a_parser(text: str) -> None:
+def test_other_text_is_json_if_it_is_for_a_parser(text):
     try:
         json.loads(text)
     except UNREADABLE:
@@ -140,7 +136,7 @@ def test_other_text_is_json_if_it_is_for_a_parser(text: str) -> None:
         assert is_json(text)
 
 
-def test_json_that_is_nested_too_deeply_is_refused() -> None:
+def test_json_that_is_nested_too_deeply_is_refused():
     assert not is_json("[" * 5000 + "]" * 5000)
 
 
@@ -151,7 +147,7 @@ NAMES = ("a", '"', "\u00e9", "\\")
 
 
 @given(document=st.dictionaries(st.sampled_from(NAMES) | st.text(), values, min_size=1))
-def test_the_members_are_those_that_a_parser_finds(document: dict[str, Any]) -> None:
+def test_the_members_are_those_that_a_parser_finds(document):
     body = padded(document, None)
     found = result_of(object_members(body, NAMES))
     expected = {name: value for name, value in document.items() if name in NAMES}
@@ -160,7 +156,7 @@ def test_the_members_are_those_that_a_parser_finds(document: dict[str, Any]) -> 
 
 
 @given(st.binary(max_size=40) | st.text('{}[],:"\\ a1', max_size=40).map(str.encode))
-def test_what_is_no_object_has_no_members(body: bytes) -> None:
+def test_what_is_no_object_has_no_members(body):
     try:
         is_object = isinstance(json.loads(body), dict)
     except UNREADABLE:
@@ -172,12 +168,12 @@ def test_what_is_no_object_has_no_members(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b'"a"', b'{"a": 1', b'{"a": 1]', b'{"a": 1} x'])
-def test_other_bodies_are_not_read(body: bytes) -> None:
+def test_other_bodies_are_not_read(body):
     with pytest.raises(UNREADABLE):
         result_of(object_members(body, ("a",)))
 
 
-def test_an_object_of_any_size_is_searched_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_of_any_size_is_searched_in_small_steps(monkeypatch):
     monkeypatch.undo()
     body = b'{"messages": [' + b"[]," * 200_000 + b'1], "model": "m"}'
     assert sum(1 for _ in object_members(body, ("model",))) >= 200_000 // 256

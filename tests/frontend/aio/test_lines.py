@@ -13,7 +13,7 @@ def cut_all(parts: list[bytes]) -> list[str]:
 
 
 @given(st.lists(st.text("ab\r\nü", max_size=6)))
-def test_lines_are_the_same_however_they_arrive(texts: list[str]) -> None:
+def test_lines_are_the_same_however_they_arrive(texts):
     whole = "".join(texts).encode()
     assert cut_all([whole[at : at + 1] for at in range(len(whole))]) == cut_all([whole])
     lines = whole.decode().split("\n")
@@ -21,12 +21,12 @@ def test_lines_are_the_same_however_they_arrive(texts: list[str]) -> None:
     assert cut_all([whole]) == expected
 
 
-def test_a_line_without_end_is_cut() -> None:
+def test_a_line_without_end_is_cut():
     lines = cut_all([b"x" * MAX_LINE_BYTES] * 4 + [b"\nend"])
     assert "".join(lines[:-1]) == "x" * 4 * MAX_LINE_BYTES
     assert max(map(len, lines)) <= 2 * MAX_LINE_BYTES
     assert lines[-1] == "end"
 
 
-def test_what_is_not_text_is_escaped() -> None:
+def test_what_is_not_text_is_escaped():
     assert cut_all([b"a\xff\xfe\n", b"\x80"]) == ["a\\xff\\xfe", "\\x80"]

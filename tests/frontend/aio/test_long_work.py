@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from typing import Any
 
 import pytest
 from steps import result_of
@@ -19,8 +18,8 @@ def busy(seconds: float, result: str = "done") -> Steps[str]:
     return result
 
 
-def test_everybody_else_has_a_turn_meanwhile() -> None:
-    async def scenario() -> None:
+def test_everybody_else_has_a_turn_meanwhile():
+    async def scenario():
         long_work, turns = LongWork(), 0
         tasks = [asyncio.ensure_future(long_work.run(busy(0.1, str(n)))) for n in range(4)]
         while not all(task.done() for task in tasks):
@@ -32,8 +31,8 @@ def test_everybody_else_has_a_turn_meanwhile() -> None:
     asyncio.run(scenario())
 
 
-def test_short_work_does_not_wait_for_long_work() -> None:
-    async def scenario() -> None:
+def test_short_work_does_not_wait_for_long_work():
+    async def scenario():
         long_work = LongWork()
         tasks = [asyncio.ensure_future(long_work.run(busy(0.2))) for _ in range(4)]
         await asyncio.sleep(0)
@@ -44,21 +43,21 @@ def test_short_work_does_not_wait_for_long_work() -> None:
     asyncio.run(scenario())
 
 
-def test_work_that_fails_or_is_given_up_lets_the_others_go_on() -> None:
-    closed: list[bool] = []
+def test_work_that_fails_or_is_given_up_lets_the_others_go_on():
+    closed = []
 
-    def failing() -> Steps[str]:
+    def failing():
         yield from busy(0.02)
         raise ValueError("malformed")
 
-    def endless() -> Steps[str]:
+    def endless():
         try:
             yield from busy(60)
         finally:
             closed.append(True)
         return ""
 
-    async def scenario() -> None:
+    async def scenario():
         long_work = LongWork()
         given_up = asyncio.ensure_future(long_work.run(endless()))
         await asyncio.sleep(0.01)
@@ -71,8 +70,8 @@ def test_work_that_fails_or_is_given_up_lets_the_others_go_on() -> None:
     asyncio.run(scenario())
 
 
-def test_pieces_of_new_work_that_come_at_once_share_a_slice() -> None:
-    async def scenario() -> None:
+def test_pieces_of_new_work_that_come_at_once_share_a_slice():
+    async def scenario():
         long_work, turns = LongWork(), 0
         tasks = [asyncio.ensure_future(long_work.run(busy(0.004))) for _ in range(50)]
         while not all(task.done() for task in tasks):
@@ -88,11 +87,11 @@ def test_pieces_of_new_work_that_come_at_once_share_a_slice() -> None:
 @pytest.mark.parametrize(
     "pieces", [[], [b"a"], [b"a", b"", memoryview(b"bc")], [b"x" * 300_000] * 5]
 )
-def test_pieces_are_joined(pieces: list[Any]) -> None:
+def test_pieces_are_joined(pieces):
     assert result_of(joined(pieces)) == b"".join(pieces)
 
 
-def test_large_pieces_are_joined_in_short_steps() -> None:
+def test_large_pieces_are_joined_in_short_steps():
     steps, longest = joined([b"x" * (1 << 18)] * 200), 0.0
     with contextlib.suppress(StopIteration):
         while True:

@@ -7,7 +7,6 @@ import re
 import tarfile
 import threading
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -94,7 +93,7 @@ class Opener:
 
 
 @pytest.fixture
-def opener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opener:
+def opener(tmp_path, monkeypatch):
     opener = Opener(tmp_path / "store", tmp_path / "work")
     opener.store.mkdir()
     opener.workdir.mkdir()
@@ -107,7 +106,7 @@ def opener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opener:
 # In the store ---------------------------------------------------------------------------------
 
 
-def test_a_file_in_the_store_is_unpacked_into_a_directory_of_its_own(opener: Opener) -> None:
+def test_a_file_in_the_store_is_unpacked_into_a_directory_of_its_own(opener):
     (opener.store / "m.mar").write_bytes(MAR)
     first, second = opener.open("m.mar"), opener.open("m.mar")
     assert (first.directory / "handler.py").read_bytes() == b"x = 1\n"
@@ -117,14 +116,12 @@ def test_a_file_in_the_store_is_unpacked_into_a_directory_of_its_own(opener: Ope
     assert (first.url, first.source.name, first.is_downloaded) == ("m.mar", "m.mar", False)
 
 
-def test_a_tar_in_the_store_loses_the_first_component_of_its_members(opener: Opener) -> None:
+def test_a_tar_in_the_store_loses_the_first_component_of_its_members(opener):
     (opener.store / "m.tar.gz").write_bytes(tgz_of({"m/handler.py": b"x"}))
     assert (opener.open("m.tar.gz").directory / "handler.py").read_bytes() == b"x"
 
 
-def test_removing_an_archive_spares_the_file_in_the_store_and_can_be_repeated(
-    opener: Opener,
-) -> None:
+def test_removing_an_archive_spares_the_file_in_the_store_and_can_be_repeated(opener):
     (opener.store / "m.mar").write_bytes(MAR)
     before = opener.everything()
     archive = opener.open("m.mar")
@@ -134,23 +131,21 @@ def test_removing_an_archive_spares_the_file_in_the_store_and_can_be_repeated(
 
 
 @pytest.mark.parametrize("form", ["sub/m.mar", "{store}/sub/m.mar"])
-def test_a_path_into_the_store_is_as_good_as_a_name(opener: Opener, form: str) -> None:
+def test_a_path_into_the_store_is_as_good_as_a_name(opener, form):
     (opener.store / "sub").mkdir()
     (opener.store / "sub" / "m.mar").write_bytes(MAR)
     archive = opener.open(form.format(store=opener.store))
     assert (archive.directory / "handler.py").is_file()
 
 
-def test_a_path_relative_to_the_current_directory_may_lead_into_the_store(opener: Opener) -> None:
+def test_a_path_relative_to_the_current_directory_may_lead_into_the_store(opener):
     inside = replace(opener, store=Path("store").absolute())
     inside.store.mkdir()
     (inside.store / "m.mar").write_bytes(MAR)
     assert inside.open("store/m.mar").source.name == "m.mar"
 
 
-def test_of_an_absolute_path_mlflow_wants_the_base_name_in_the_store(
-    opener: Opener, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_an_absolute_path_mlflow_wants_the_base_name_in_the_store(opener, tmp_path, caplog):
     (opener.store / "m.mar").write_bytes(MAR)
     (tmp_path / "m.mar").write_text("not read")
     caplog.set_level("INFO")
@@ -162,27 +157,25 @@ def test_of_an_absolute_path_mlflow_wants_the_base_name_in_the_store(
 
 
 @pytest.mark.parametrize("name", ["secret.mar", "handler"])
-def test_a_file_outside_the_store_is_not_found(opener: Opener, tmp_path: Path, name: str) -> None:
+def test_a_file_outside_the_store_is_not_found(opener, tmp_path, name):
     (tmp_path / name).write_bytes(MAR)
     url = str(tmp_path / name)
     assert opener.fails(url, ModelNotFound) == f"Model not found at: {url}"
 
 
-def test_of_a_path_a_directory_in_the_store_has_the_base_name(opener: Opener) -> None:
+def test_of_a_path_a_directory_in_the_store_has_the_base_name(opener):
     model_directory(opener.store / "m")
     archive = opener.open("/nowhere/m")
     assert archive.directory.resolve() == opener.store / "m"
 
 
-def test_a_sibling_of_the_store_whose_name_begins_alike_is_outside(
-    opener: Opener, tmp_path: Path
-) -> None:
+def test_a_sibling_of_the_store_whose_name_begins_alike_is_outside(opener, tmp_path):
     (tmp_path / "store2").mkdir()
     (tmp_path / "store2" / "m.mar").write_bytes(MAR)
     opener.fails(str(tmp_path / "store2" / "m.mar"), ModelNotFound)
 
 
-def test_links_in_the_store_are_the_owners_business(opener: Opener, tmp_path: Path) -> None:
+def test_links_in_the_store_are_the_owners_business(opener, tmp_path):
     (tmp_path / "real.mar").write_bytes(MAR)
     (opener.store / "m.mar").symlink_to(tmp_path / "real.mar")
     archive = opener.open("m.mar")
@@ -192,7 +185,7 @@ def test_links_in_the_store_are_the_owners_business(opener: Opener, tmp_path: Pa
     assert (opener.store / "m.mar").is_symlink()
 
 
-def test_a_bad_archive_in_the_store_is_refused(opener: Opener) -> None:
+def test_a_bad_archive_in_the_store_is_refused(opener):
     (opener.store / "m.mar").write_bytes(zip_of({"../x": b""}))
     assert opener.fails("m.mar", ArchiveRefused) == "Detected Zip Slip vulnerability: ../x"
 
@@ -216,7 +209,7 @@ def test_a_bad_archive_in_the_store_is_refused(opener: Opener) -> None:
         ("http:/one/slash.mar", "Model not found at: http:/one/slash.mar"),
     ],
 )
-def test_a_url_that_leads_nowhere(opener: Opener, url: str, sentence: str) -> None:
+def test_a_url_that_leads_nowhere(opener, url, sentence):
     assert opener.fails(url, ModelNotFound) == sentence
 
 
@@ -230,7 +223,7 @@ def test_a_url_that_leads_nowhere(opener: Opener, url: str, sentence: str) -> No
         ("modèle.mar", "mod_le"),
     ],
 )
-def test_the_name_of_a_model_whose_manifest_has_none(file_name: str, name: str) -> None:
+def test_the_name_of_a_model_whose_manifest_has_none(file_name, name):
     assert implied_model_name(file_name) == name
 
 
@@ -245,9 +238,7 @@ def model_directory(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("where", ["store/my.model", "cwd/my.model", "other/my.model"])
-def test_a_directory_is_linked_and_survives_its_removal(
-    opener: Opener, tmp_path: Path, where: str
-) -> None:
+def test_a_directory_is_linked_and_survives_its_removal(opener, tmp_path, where):
     directory = model_directory(tmp_path / where)
     url = str(directory) if where.startswith("other") else "my.model"
     before = opener.everything()
@@ -260,33 +251,33 @@ def test_a_directory_is_linked_and_survives_its_removal(
     assert (directory / "handler.py").is_file()
 
 
-def test_a_change_in_a_linked_directory_is_seen(opener: Opener) -> None:
+def test_a_change_in_a_linked_directory_is_seen(opener):
     directory = model_directory(opener.store / "m")
     archive = opener.open("m")
     (directory / "handler.py").write_bytes(b"x = 2\n")
     assert (archive.directory / "handler.py").read_bytes() == b"x = 2\n"
 
 
-def test_a_file_in_the_store_comes_before_a_directory_of_that_name(opener: Opener) -> None:
+def test_a_file_in_the_store_comes_before_a_directory_of_that_name(opener):
     model_directory(Path("m").absolute())
     (opener.store / "m").write_bytes(tgz_of({"m/only_in_the_file.py": b""}))
     assert (opener.open("m").directory / "only_in_the_file.py").is_file()
 
 
-def test_a_directory_at_the_path_comes_before_one_in_the_store(opener: Opener) -> None:
+def test_a_directory_at_the_path_comes_before_one_in_the_store(opener):
     here = model_directory(Path("m").absolute())
     model_directory(opener.store / "m")
     assert opener.open("m").directory.resolve() == here
 
 
-def test_a_directory_that_is_all_another_holds_is_the_model(opener: Opener) -> None:
+def test_a_directory_that_is_all_another_holds_is_the_model(opener):
     inner = model_directory(opener.store / "outer" / "inner")
     archive = opener.open("outer")
     assert archive.directory.resolve() == inner
     assert (archive.directory.name, archive.source.name) == ("inner", "outer")
 
 
-def test_a_manifest_alone_does_not_make_its_directory_the_model(opener: Opener) -> None:
+def test_a_manifest_alone_does_not_make_its_directory_the_model(opener):
     (opener.store / "m" / "MAR-INF").mkdir(parents=True)
     assert (opener.open("m").directory / "MAR-INF").is_dir()
 
@@ -377,7 +368,7 @@ class Pages(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[str]:
+def site():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
     server.daemon_threads = False
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -389,14 +380,12 @@ def site() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_proxy(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
 
 
 @pytest.mark.parametrize("page", ["good.mar", "unannounced.mar", "good.mar?token=abc#part"])
-def test_a_download_is_kept_in_the_store_until_it_is_removed(
-    opener: Opener, site: str, page: str
-) -> None:
+def test_a_download_is_kept_in_the_store_until_it_is_removed(opener, site, page):
     name = page.partition("?")[0]
     archive = opener.open(f"{site}/{page}")
     assert (archive.directory / "handler.py").read_bytes() == b"x = 1\n"
@@ -407,9 +396,7 @@ def test_a_download_is_kept_in_the_store_until_it_is_removed(
     assert opener.everything() == set()
 
 
-def test_a_private_download_meets_no_other_and_is_gone_when_it_is_unpacked(
-    opener: Opener, site: str
-) -> None:
+def test_a_private_download_meets_no_other_and_is_gone_when_it_is_unpacked(opener, site):
     (opener.store / "good.mar").write_bytes(b"another server's")
     archives = [opener.open(f"{site}/good.mar", is_private=True) for _ in range(2)]
     assert (opener.store / "good.mar").read_bytes() == b"another server's"
@@ -428,16 +415,14 @@ ANOTHER_FILE = (
 )
 
 
-def test_a_download_never_replaces_what_the_store_has(opener: Opener, site: str) -> None:
+def test_a_download_never_replaces_what_the_store_has(opener, site):
     (opener.store / "good.mar").write_bytes(b"mine")
     assert opener.fails(f"{site}/good.mar", ServeError) == ANOTHER_FILE
     assert (opener.store / "good.mar").read_bytes() == b"mine"
     assert opener.everything() == {opener.store / "good.mar"}
 
 
-def test_a_file_that_an_earlier_server_downloaded_is_used_and_stays(
-    opener: Opener, site: str
-) -> None:
+def test_a_file_that_an_earlier_server_downloaded_is_used_and_stays(opener, site):
     (opener.store / "good.mar").write_bytes(MAR)
     archive = opener.open(f"{site}/good.mar")
     assert (archive.directory / "handler.py").read_bytes() == b"x = 1\n"
@@ -446,8 +431,8 @@ def test_a_file_that_an_earlier_server_downloaded_is_used_and_stays(
     assert opener.everything() == {opener.store / "good.mar"}
 
 
-def test_a_download_whose_place_an_open_archive_has_is_refused(opener: Opener, site: str) -> None:
-    async def open_twice() -> None:
+def test_a_download_whose_place_an_open_archive_has_is_refused(opener, site):
+    async def open_twice():
         archives = opener.archives()
         used = "Model file already exists good.mar: another model uses it."
         opening = asyncio.create_task(archives.open(f"{site}/good.mar"))
@@ -464,14 +449,14 @@ def test_a_download_whose_place_an_open_archive_has_is_refused(opener: Opener, s
     assert opener.everything() == set()
 
 
-def test_a_name_taken_during_the_download_is_not_replaced(opener: Opener, site: str) -> None:
+def test_a_name_taken_during_the_download_is_not_replaced(opener, site):
     taken = opener.store / "rival.mar"
     with pytest.raises(ServeError, match="Model file already exists"):
         opener.open(f"{site}/rival.mar?file={taken}")
     assert [path.read_bytes() for path in opener.store.iterdir()] == [b"mine"]
 
 
-def test_a_name_taken_by_a_dangling_link_is_taken(opener: Opener, site: str) -> None:
+def test_a_name_taken_by_a_dangling_link_is_taken(opener, site):
     (opener.store / "good.mar").symlink_to("/nowhere/at/all")
     sentence = opener.fails(f"{site}/good.mar", ServeError)
     assert sentence == "Model file already exists good.mar: it is no file."
@@ -487,15 +472,15 @@ def test_a_name_taken_by_a_dangling_link_is_taken(opener: Opener, site: str) -> 
     ],
 )
 def test_a_download_that_does_not_come_through_leaves_nothing_and_says_why(
-    opener: Opener, site: str, page: str, reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    opener, site, page, reason, caplog
+):
     url = f"{site}/{page}"
     sentence = opener.fails(url, DownloadFailed)
     assert sentence.startswith(f"Failed to download archive from: {url}: {reason}")
     assert f"Download of {url} failed: " in caplog.text
 
 
-def test_the_reason_of_a_failed_download_names_no_secrets(opener: Opener, site: str) -> None:
+def test_the_reason_of_a_failed_download_names_no_secrets(opener, site):
     host = site.removeprefix("http://")
     url = f"http://me:secret@{host}/missing.mar?signature=secret#secret"
     assert opener.fails(url, DownloadFailed) == (
@@ -531,46 +516,40 @@ def test_the_reason_of_a_failed_download_names_no_secrets(opener: Opener, site: 
         (f"http://127.0.0.1/{'n' * 300}.mar", "File name too long."),
     ],
 )
-def test_a_host_or_a_name_that_cannot_be_fails_the_download(
-    opener: Opener, url: str, reason: str
-) -> None:
+def test_a_host_or_a_name_that_cannot_be_fails_the_download(opener, url, reason):
     sentence = opener.fails(url, DownloadFailed)
     assert sentence.startswith(f"Failed to download archive from: {url}: {reason}")
 
 
-def test_a_url_without_a_file_name_is_not_found(opener: Opener, site: str) -> None:
+def test_a_url_without_a_file_name_is_not_found(opener, site):
     assert opener.fails(f"{site}/", ModelNotFound) == f"Model not found at: {site}/"
 
 
-def test_an_unsafe_download_is_refused_and_not_kept(opener: Opener, site: str) -> None:
+def test_an_unsafe_download_is_refused_and_not_kept(opener, site):
     sentence = opener.fails(f"{site}/unsafe.mar", ArchiveRefused)
     assert sentence == "Detected Zip Slip vulnerability: ../x"
 
 
-def test_a_download_larger_than_its_room_is_given_up(
-    opener: Opener, site: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_download_larger_than_its_room_is_given_up(opener, site, caplog):
     small = replace(opener, limits=ArchiveLimits(max_bytes=1 << 18))
     small.fails(f"{site}/endless.mar", DownloadFailed)
     assert "larger than the 262144 bytes" in caplog.text
 
 
-def test_a_download_that_takes_too_long_is_given_up(
-    opener: Opener, site: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_download_that_takes_too_long_is_given_up(opener, site, caplog):
     hurried = replace(opener, limits=ArchiveLimits(download_seconds=0.0))
     hurried.fails(f"{site}/endless.mar", DownloadFailed)
     assert "it takes too long" in caplog.text
 
 
-def test_a_download_that_stalls_is_given_up(opener: Opener, site: str) -> None:
+def test_a_download_that_stalls_is_given_up(opener, site):
     impatient = replace(opener, limits=ArchiveLimits(stall_seconds=0.05))
     impatient.fails(f"{site}/silent.mar", DownloadFailed)
 
 
 @pytest.mark.parametrize("page", ["silent.mar", "endless.mar", "chatty.mar?to=/silent.mar"])
-def test_a_cancelled_download_leaves_nothing(opener: Opener, site: str, page: str) -> None:
-    async def cancel() -> None:
+def test_a_cancelled_download_leaves_nothing(opener, site, page):
+    async def cancel():
         opening = asyncio.ensure_future(opener.opening(f"{site}/{page}"))
         while not list(opener.store.iterdir()):  # noqa: ASYNC110 - no event for a new file
             await asyncio.sleep(0)
@@ -589,7 +568,7 @@ class InterruptedLimits(ArchiveLimits):
         raise KeyboardInterrupt
 
 
-def test_an_interrupted_download_leaves_nothing(opener: Opener, site: str) -> None:
+def test_an_interrupted_download_leaves_nothing(opener, site):
     interrupted = replace(opener, limits=InterruptedLimits())
     with pytest.raises(KeyboardInterrupt):
         interrupted.open(f"{site}/good.mar")
@@ -597,23 +576,19 @@ def test_an_interrupted_download_leaves_nothing(opener: Opener, site: str) -> No
 
 
 @pytest.mark.parametrize("prefix", ["http://", ""])
-def test_a_proxy_of_the_environment_is_asked(
-    opener: Opener, site: str, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_of_the_environment_is_asked(opener, site, prefix, monkeypatch):
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("http_proxy", prefix + site.removeprefix("http://"))
     assert opener.open("http://nowhere.invalid/good.mar").source.name == "good.mar"
 
 
-def test_passwords_of_netrc_stay_at_home(
-    opener: Opener, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passwords_of_netrc_stay_at_home(opener, site, tmp_path, monkeypatch):
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     assert opener.open(f"{site}/anonymous.mar").source.name == "anonymous.mar"
 
 
-def test_a_compressed_answer_is_kept_as_it_came(opener: Opener, site: str) -> None:
+def test_a_compressed_answer_is_kept_as_it_came(opener, site):
     archive = opener.open(f"{site}/encoded.tgz")
     assert (archive.directory / "handler.py").read_bytes() == b"x"
 
@@ -631,9 +606,7 @@ def test_a_compressed_answer_is_kept_as_it_came(opener: Opener, site: str) -> No
         (".*mar.", False),
     ],
 )
-def test_a_pattern_must_match_the_whole_url_in_any_case(
-    opener: Opener, site: str, pattern: str, passes: bool
-) -> None:
+def test_a_pattern_must_match_the_whole_url_in_any_case(opener, site, pattern, passes):
     strict = replace(opener, allowed_urls=("nothing", pattern))
     url = f"{site}/good.mar"
     if passes:
@@ -644,23 +617,21 @@ def test_a_pattern_must_match_the_whole_url_in_any_case(
 
 
 @pytest.mark.parametrize("page", ["away.mar", "chatty.mar"])
-def test_a_redirect_to_an_allowed_url_is_followed(opener: Opener, site: str, page: str) -> None:
+def test_a_redirect_to_an_allowed_url_is_followed(opener, site, page):
     archive = opener.open(f"{site}/{page}?to=/good.mar")
     assert archive.source.name == page
     assert (archive.directory / "handler.py").is_file()
 
 
 @pytest.mark.parametrize("page", ["away.mar", "chatty.mar"])
-def test_a_redirect_to_a_forbidden_url_is_refused(opener: Opener, site: str, page: str) -> None:
+def test_a_redirect_to_a_forbidden_url_is_refused(opener, site, page):
     strict = replace(opener, allowed_urls=(rf"{site}/{page}\?.*",))
     sentence = strict.fails(f"{site}/{page}?to=/good.mar", ModelNotFound)
     assert sentence == f"Given URL {site}/good.mar does not match any allowed URL(s)"
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1:1/x", "/away.mar"])
-def test_a_redirect_to_another_scheme_or_in_a_circle_fails(
-    opener: Opener, site: str, target: str
-) -> None:
+def test_a_redirect_to_another_scheme_or_in_a_circle_fails(opener, site, target):
     allowing_all = replace(opener, allowed_urls=(".*",))
     to = f"/away.mar?to={target}" if target.startswith("/") else target
     allowing_all.fails(f"{site}/away.mar?to={to}", DownloadFailed)
@@ -670,7 +641,7 @@ def test_a_redirect_to_another_scheme_or_in_a_circle_fails(
 
 
 @pytest.mark.parametrize("form", ["file://{}", "file://localhost{}", "FILE://{}"])
-def test_a_file_url_is_copied_into_the_store(opener: Opener, tmp_path: Path, form: str) -> None:
+def test_a_file_url_is_copied_into_the_store(opener, tmp_path, form):
     source = tmp_path / "my model.mar"
     source.write_bytes(MAR)
     archive = opener.open(form.format(str(source).replace(" ", "%20")))
@@ -689,28 +660,26 @@ def test_a_file_url_is_copied_into_the_store(opener: Opener, tmp_path: Path, for
         ("file://host/x.mar", "a file URL with a host."),
     ],
 )
-def test_a_file_url_that_names_no_file_fails_the_download(
-    opener: Opener, url: str, reason: str
-) -> None:
+def test_a_file_url_that_names_no_file_fails_the_download(opener, url, reason):
     sentence = opener.fails(url, DownloadFailed)
     assert sentence == f"Failed to download archive from: {url}: {reason}"
 
 
 @pytest.mark.parametrize("dots", ["..", "%2e%2e", "%2E.", ".%2e"])
-def test_dots_cannot_lead_a_file_url_out_of_what_is_allowed(opener: Opener, dots: str) -> None:
+def test_dots_cannot_lead_a_file_url_out_of_what_is_allowed(opener, dots):
     (opener.workdir / "m.mar").write_bytes(MAR)
     strict = replace(opener, allowed_urls=(f"file://{opener.store}/.*",))
     url = f"file://{opener.store}/{dots}/work/m.mar"
     assert strict.fails(url, ModelNotFound) == f"Relative path is not allowed in url: {url}"
 
 
-def test_dots_cannot_hide_behind_characters_that_url_parsers_drop(opener: Opener) -> None:
+def test_dots_cannot_hide_behind_characters_that_url_parsers_drop(opener):
     (opener.workdir / "m.mar").write_bytes(MAR)
     careless = replace(opener, allowed_urls=(f"file://{opener.store}/[^?]*",))
     careless.fails(f"file://{opener.store}/.\t./work/m.mar", DownloadFailed)
 
 
-def test_a_forbidden_file_url_is_refused(opener: Opener) -> None:
+def test_a_forbidden_file_url_is_refused(opener):
     strict = replace(opener, allowed_urls=("https://.*",))
     sentence = strict.fails("file:///etc/passwd", ModelNotFound)
     assert sentence == "Given URL file:///etc/passwd does not match any allowed URL(s)"

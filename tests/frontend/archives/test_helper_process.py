@@ -56,7 +56,7 @@ def everything_in(folder: Path) -> set[str]:
     return {path.name for path in folder.rglob("*")} - {"models"}
 
 
-def test_the_server_gets_what_it_has_to_know(tmp_path: Path) -> None:
+def test_the_server_gets_what_it_has_to_know(tmp_path):
     yaml = (
         "minWorkers: 2\nmaxBatchDelay: 2020-01-01\nsampleInput: s.txt\nmin_workers: 3\n"
         f"batchSize: 0x{'f' * 5000}\nhandler: {{secret: [1, 2]}}\n7: seven\n"
@@ -88,16 +88,12 @@ def test_the_server_gets_what_it_has_to_know(tmp_path: Path) -> None:
         ("[]", []),
     ],
 )
-def test_of_the_handlers_section_it_gets_the_names_of_models(
-    tmp_path: Path, handler: str, names: list[str]
-) -> None:
+def test_of_the_handlers_section_it_gets_the_names_of_models(tmp_path, handler, names):
     packed(tmp_path / "store", {"c.yaml": f"handler: {handler}\n"}, configFile="c.yaml")
     assert list(opened(tmp_path / "store").openai_names) == names
 
 
-def test_a_yaml_that_cannot_be_read_is_logged_and_counts_as_absent(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_yaml_that_cannot_be_read_is_logged_and_counts_as_absent(tmp_path, caplog):
     packed(tmp_path / "store", {"c.yaml": "a: ["}, configFile="c.yaml")
     assert opened(tmp_path / "store").model_yaml == {}
     assert "Cannot read c.yaml" in caplog.text
@@ -118,9 +114,7 @@ def test_a_yaml_that_cannot_be_read_is_logged_and_counts_as_absent(
         ({"MAR-INF": ""}, {}, "more than one member"),
     ],
 )
-def test_what_costs_too_much_is_refused(
-    tmp_path: Path, members: Mapping[str, str], model: Mapping[str, str], reason: str | None
-) -> None:
+def test_what_costs_too_much_is_refused(tmp_path, members, model, reason):
     packed(tmp_path / "store", members, **model)
     if reason is None:
         opened(tmp_path / "store")
@@ -132,7 +126,7 @@ def test_what_costs_too_much_is_refused(
 
 
 @pytest.mark.parametrize("text", [b'{"model":' * 100_000, b" " * 1_100_000, b'"\xff"'])
-def test_a_hostile_manifest_is_refused(tmp_path: Path, text: bytes) -> None:
+def test_a_hostile_manifest_is_refused(tmp_path, text):
     archive = tmp_path / "store" / "m.mar"
     archive.parent.mkdir()
     with zipfile.ZipFile(archive, "w") as opened_archive:
@@ -142,7 +136,7 @@ def test_a_hostile_manifest_is_refused(tmp_path: Path, text: bytes) -> None:
 
 
 @pytest.mark.integration
-def test_more_memory_than_it_may_have_is_a_refusal(tmp_path: Path) -> None:
+def test_more_memory_than_it_may_have_is_a_refusal(tmp_path):
     """An index of a million members, of which the first hundred thousand would be allowed."""
     entry = b"PK\1\2" + bytes(24) + b"\1\0" + bytes(16) + b"x"
     count = 1_300_000
@@ -156,7 +150,7 @@ def test_more_memory_than_it_may_have_is_a_refusal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["c.yaml", "requirements.txt"])
-def test_a_pipe_in_a_model_directory_holds_nobody_up(tmp_path: Path, name: str) -> None:
+def test_a_pipe_in_a_model_directory_holds_nobody_up(tmp_path, name):
     (tmp_path / "MAR-INF").mkdir()
     model = {"modelName": "m", "configFile": "c.yaml", "requirementsFile": "requirements.txt"}
     (tmp_path / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": model}))
@@ -187,9 +181,7 @@ def arguments(tmp_path: Path) -> dict[str, Any]:
         ({"timeout": 60, "stall": 0.0}, "made no progress for 0 s"),
     ],
 )
-def test_one_that_takes_too_long_is_killed(
-    tmp_path: Path, limits: Mapping[str, float], reason: str
-) -> None:
+def test_one_that_takes_too_long_is_killed(tmp_path, limits, reason):
     packed(tmp_path / "store", {})
     helpers = HelperProcesses(Slots(1, "helpers"), **limits)
     with pytest.raises(ArchiveRefused, match=reason):
@@ -197,15 +189,15 @@ def test_one_that_takes_too_long_is_killed(
     assert helpers_left() == []
 
 
-def test_one_that_nobody_waits_for_is_killed_and_leaves_nothing(tmp_path: Path) -> None:
+def test_one_that_nobody_waits_for_is_killed_and_leaves_nothing(tmp_path):
     packed(tmp_path / "store", {f"zeros{n}": bytes(40_000_000) for n in range(5)})
     config = Config(model_store=tmp_path / "store")
     opener = ArchiveOpener(config, tmp_path / "work", make_helpers(config))
 
-    def is_begun() -> bool:
+    def is_begun():
         return any(tmp_path.glob("work/models/*/zeros0"))
 
-    async def cancel() -> None:
+    async def cancel():
         opening = asyncio.ensure_future(opener.open("m.mar"))
         while not is_begun():  # noqa: ASYNC110 - no event for a new file
             await asyncio.sleep(0.001)
@@ -218,11 +210,11 @@ def test_one_that_nobody_waits_for_is_killed_and_leaves_nothing(tmp_path: Path) 
     assert helpers_left() == []
 
 
-def test_more_than_may_wait_are_refused(tmp_path: Path) -> None:
+def test_more_than_may_wait_are_refused(tmp_path):
     packed(tmp_path / "store", {})
     helpers = HelperProcesses(Slots(1, "archives are read", max_waiting=1), timeout=60)
 
-    async def three() -> list[Any]:
+    async def three():
         calls = [helpers.run("open", **arguments(tmp_path / str(n))) for n in range(3)]
         return await asyncio.gather(*calls, return_exceptions=True)
 
@@ -230,11 +222,11 @@ def test_more_than_may_wait_are_refused(tmp_path: Path) -> None:
     assert [type(each) for each in outcomes] == [ModelNotFound, ModelNotFound, ServerBusy]
 
 
-def test_whoever_waits_too_long_for_others_is_told_so(tmp_path: Path) -> None:
+def test_whoever_waits_too_long_for_others_is_told_so(tmp_path):
     slots = Slots(1, "archives are read")
     helpers = HelperProcesses(slots, timeout=0.01)
 
-    async def wait() -> None:
+    async def wait():
         async with slots.taken():
             await helpers.run("open", **arguments(tmp_path))
 
@@ -242,9 +234,7 @@ def test_whoever_waits_too_long_for_others_is_told_so(tmp_path: Path) -> None:
         asyncio.run(wait())
 
 
-def test_libraries_that_are_loaded_everywhere_leave_an_archive_its_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_that_are_loaded_everywhere_leave_an_archive_its_memory(tmp_path, monkeypatch):
     """As those that a container preloads, or that a ``sitecustomize`` imports."""
     (tmp_path / "sitecustomize.py").write_text("import mmap\nreserved = mmap.mmap(-1, 1 << 30)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -252,7 +242,7 @@ def test_libraries_that_are_loaded_everywhere_leave_an_archive_its_memory(
     assert opened(tmp_path / "store").manifest is not None
 
 
-def test_a_limit_of_the_system_that_is_lower_than_ours_stays(tmp_path: Path) -> None:
+def test_a_limit_of_the_system_that_is_lower_than_ours_stays(tmp_path):
     packed(tmp_path / "store", {})
     code = (
         "import resource, runpy; resource.setrlimit(resource.RLIMIT_CPU, (5, 5)); "

@@ -69,19 +69,17 @@ class Installer:
 
 
 @pytest.fixture
-def installer(tmp_path: Path) -> Installer:
+def installer(tmp_path):
     return Installer(tmp_path)
 
 
-def test_who_wants_nothing_gets_the_servers_environment(installer: Installer) -> None:
+def test_who_wants_nothing_gets_the_servers_environment(installer):
     requirements = Requirements("m", installer.model, "", venv=False)
     assert installer.install(requirements) == ModelEnvironment()
     assert not installer.cache.exists()
 
 
-def test_the_same_is_installed_once_wherever_the_model_lies(
-    installer: Installer, tmp_path: Path
-) -> None:
+def test_the_same_is_installed_once_wherever_the_model_lies(installer, tmp_path):
     (installer.model / "a.whl").write_text("content")
     first = installer.install(installer.requirements("./a.whl\n"))
     elsewhere = tmp_path / "elsewhere"
@@ -117,9 +115,7 @@ FILES = {
         ("links/weights.pt", 1),
     ],
 )
-def test_what_pip_would_look_at_makes_it_another_installation(
-    changed: str, count: int, installer: Installer
-) -> None:
+def test_what_pip_would_look_at_makes_it_another_installation(changed, count, installer):
     for name, content in FILES.items():
         (installer.model / name).parent.mkdir(parents=True, exist_ok=True)
         (installer.model / name).write_text(content)
@@ -131,16 +127,14 @@ def test_what_pip_would_look_at_makes_it_another_installation(
     assert installer.installations == count
 
 
-def test_pips_settings_make_it_another_installation_and_other_variables_do_not(
-    installer: Installer,
-) -> None:
+def test_pips_settings_make_it_another_installation_and_other_variables_do_not(installer):
     first = installer.install(installer.requirements())
     assert installer.install(installer.requirements(), HOME="/other") == first
     assert installer.install(installer.requirements(), PIP_INDEX_URL="http://mirror") != first
 
 
-def test_those_who_want_the_same_at_the_same_time_wait_for_the_first(installer: Installer) -> None:
-    async def scenario() -> set[ModelEnvironment]:
+def test_those_who_want_the_same_at_the_same_time_wait_for_the_first(installer):
+    async def scenario():
         stores = [installer.store() for _ in range(3)]  # as in three servers
         return set(
             await asyncio.gather(*(store.install(installer.requirements()) for store in stores))
@@ -150,7 +144,7 @@ def test_those_who_want_the_same_at_the_same_time_wait_for_the_first(installer: 
     assert installer.installations == 1
 
 
-def test_a_failure_is_reported_by_pips_last_error_and_leaves_nothing(installer: Installer) -> None:
+def test_a_failure_is_reported_by_pips_last_error_and_leaves_nothing(installer):
     (installer.folder / "broken").touch()
     with pytest.raises(DependenciesFailed) as failure:
         installer.install(installer.requirements())
@@ -162,10 +156,10 @@ def test_a_failure_is_reported_by_pips_last_error_and_leaves_nothing(installer: 
     assert installer.install(installer.requirements()).packages
 
 
-def test_a_cancelled_installation_ends_and_leaves_nothing(installer: Installer) -> None:
+def test_a_cancelled_installation_ends_and_leaves_nothing(installer):
     os.mkfifo(installer.folder / "gate")
 
-    async def scenario() -> None:
+    async def scenario():
         installing = asyncio.ensure_future(installer.store().install(installer.requirements()))
         # Opened as soon as the installation reads it.
         gate = await asyncio.to_thread(os.open, installer.folder / "gate", os.O_WRONLY)
@@ -180,7 +174,7 @@ def test_a_cancelled_installation_ends_and_leaves_nothing(installer: Installer) 
     assert installer.left == set()
 
 
-def test_what_was_not_completed_is_made_again(installer: Installer) -> None:
+def test_what_was_not_completed_is_made_again(installer):
     (directory,) = installer.install(installer.requirements()).packages
     home = Path(directory).parent
     (home / "complete").unlink()
@@ -191,7 +185,7 @@ def test_what_was_not_completed_is_made_again(installer: Installer) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["cache", "python"])
-def test_what_the_server_cannot_do_is_reported_too(trouble: str, installer: Installer) -> None:
+def test_what_the_server_cannot_do_is_reported_too(trouble, installer):
     if trouble == "cache":
         installer.cache.write_text("a file")
     else:
@@ -200,16 +194,14 @@ def test_what_the_server_cannot_do_is_reported_too(trouble: str, installer: Inst
         installer.install(installer.requirements())
 
 
-def test_by_default_the_cache_is_the_users(
-    installer: Installer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_by_default_the_cache_is_the_users(installer, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     store = DependencyStore(None, str(installer.python), {"PATH": "/usr/bin:/bin"}, helpers())
     (directory,) = asyncio.run(store.install(installer.requirements())).packages
     assert Path(directory).is_relative_to(tmp_path / "xdg" / "marserve" / "dependencies")
 
 
-def test_requirements_that_include_a_pipe_hold_nobody_up(tmp_path: Path) -> None:
+def test_requirements_that_include_a_pipe_hold_nobody_up(tmp_path):
     installer = Installer(tmp_path)
     os.mkfifo(installer.model / "more.txt")
     with pytest.raises(DependenciesFailed, match=r"failed for model m\. more\.txt is a pipe"):
@@ -217,10 +209,10 @@ def test_requirements_that_include_a_pipe_hold_nobody_up(tmp_path: Path) -> None
     assert installer.installations == 0
 
 
-def test_reading_a_large_file_gets_on(tmp_path: Path) -> None:
+def test_reading_a_large_file_gets_on(tmp_path):
     """A helper process without progress counts as hung."""
     (tmp_path / "requirements.txt").write_text("./large.whl\n")
     (tmp_path / "large.whl").write_bytes(bytes(5_000_000))
-    steps: list[None] = []
+    steps = []
     requirements_digest(tmp_path, "requirements.txt", "[]", lambda: steps.append(None))
     assert len(steps) >= 5

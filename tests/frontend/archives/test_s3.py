@@ -2,7 +2,6 @@
 
 import datetime as dt
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
 
 
 @pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def nowhere(monkeypatch, tmp_path):
     """No credentials but those of a test."""
     for name in (*KEYS, "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -25,23 +24,21 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def keys(monkeypatch):
     """Credentials in the environment."""
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.mark.usefixtures("keys")
-def test_what_is_sent_is_spelt_as_it_was_signed() -> None:
+def test_what_is_sent_is_spelt_as_it_was_signed():
     url = "https://b.s3.amazonaws.com/a b/%7Eü+%2b.mar?b=%20&a"
     signed_url, _ = Signer().sign(url)
     assert signed_url == "https://b.s3.amazonaws.com/a%20b/~%C3%BC%2B%2B.mar?a=&b=%20"
 
 
 @pytest.mark.usefixtures("keys")
-def test_lent_credentials_come_with_a_token_that_is_signed_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lent_credentials_come_with_a_token_that_is_signed_too(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "borrowed")
     headers = {name.lower(): text for name, text in Signer().sign("s3://b/k")[1].items()}
     assert headers["x-amz-security-token"] == "borrowed"
@@ -64,16 +61,14 @@ def test_lent_credentials_come_with_a_token_that_is_signed_too(
         ),
     ],
 )
-def test_where_an_object_lies(
-    url: str, region: str, environ: dict[str, str], expected: str
-) -> None:
+def test_where_an_object_lies(url, region, environ, expected):
     assert object_url(url, region, environ) == expected
 
 
 @pytest.mark.parametrize(
     "url", ["s3://", "s3://b", "s3://b/", "s3:///k", "s3://u@b/k", "s3://b:1/k"]
 )
-def test_a_url_that_names_no_object(url: str) -> None:
+def test_a_url_that_names_no_object(url):
     with pytest.raises(ModelNotFound, match="Model not found at"):
         object_url(url, "r", {})
 
@@ -87,9 +82,7 @@ def test_a_url_that_names_no_object(url: str) -> None:
         ({"AWS_DEFAULT_REGION": "eu-west-1", "AWS_REGION": "eu-north-1"}, "eu-north-1"),
     ],
 )
-def test_credentials_of_the_environment(
-    environ: dict[str, str], region: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_of_the_environment(environ, region, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     signed_url, headers = Signer().sign("s3://b/k")
@@ -97,7 +90,7 @@ def test_credentials_of_the_environment(
     assert f"Credential=key/{dt.datetime.now(dt.UTC):%Y%m%d}/{region}/s3" in str(headers)
 
 
-def test_credentials_of_a_profile(tmp_path: Path) -> None:
+def test_credentials_of_a_profile(tmp_path):
     (tmp_path / "credentials").write_text(
         "[default]\naws_access_key_id = p\naws_secret_access_key = s\n"
     )
@@ -108,7 +101,7 @@ def test_credentials_of_a_profile(tmp_path: Path) -> None:
     assert "security-token" not in str(headers).lower()
 
 
-def test_without_the_library_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "botocore", None)
     monkeypatch.setitem(sys.modules, "botocore.auth", None)
     with pytest.raises(DownloadFailed) as failure:
@@ -120,12 +113,12 @@ def test_without_the_library_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-def test_a_library_that_finds_nothing() -> None:
+def test_a_library_that_finds_nothing():
     with pytest.raises(DownloadFailed, match="or a profile or role that botocore finds"):
         Signer().sign("s3://b/k")
 
 
-def test_half_of_the_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_the_credentials(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     with pytest.raises(DownloadFailed, match="botocore says: Partial credentials found in env"):
         Signer().sign("s3://b/k")

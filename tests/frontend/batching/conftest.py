@@ -1,26 +1,19 @@
 """Jobs and queues of them."""
 
 import math
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
 
+import fakes
 import pytest
 
 from marserve.frontend.batching.job_queue import JobQueue
-from marserve.frontend.batching.jobs import Group, Job, Priority
+from marserve.frontend.batching.jobs import Group, Priority
 
 
 @pytest.fixture
-def make_job(fakes: ModuleType, loop: Any) -> Callable[..., Job]:
+def make_job(loop):
     def make(
-        arrived: float = 0.0,
-        group: Group = Group.PREDICT,
-        *,
-        deadline: float = math.inf,
-        priority: Priority = Priority.NORMAL,
-        order: float | None = None,
-    ) -> Job:
+        arrived=0.0, group=Group.PREDICT, *, deadline=math.inf, priority=Priority.NORMAL, order=None
+    ):
         future = loop.create_future()
         job = fakes.AwaitedJob(
             fakes.make_input(), arrived, future, group, deadline=deadline, priority=priority
@@ -32,10 +25,10 @@ def make_job(fakes: ModuleType, loop: Any) -> Callable[..., Job]:
 
 
 @pytest.fixture
-def make_queue(make_job: Callable[..., Job]) -> Callable[..., JobQueue]:
+def make_queue(make_job):
     """A queue of jobs with these deadlines, or of a number without; all arrived at one moment."""
 
-    def make(jobs: int | Sequence[float], arrived: float = 0.0) -> JobQueue:
+    def make(jobs, arrived=0.0):
         deadlines = [math.inf] * jobs if isinstance(jobs, int) else jobs
         queue = JobQueue(max(1, len(deadlines)))
         for deadline in deadlines:

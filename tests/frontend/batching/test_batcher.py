@@ -3,9 +3,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.protocol import Prediction
@@ -51,8 +51,8 @@ class Runner:
 class Setup:
     """A batcher in virtual time; jobs are named by the order in which they come."""
 
-    def __init__(self, fakes: ModuleType, loop: Any, batching: Batching) -> None:
-        self.fakes, self.loop = fakes, loop
+    def __init__(self, loop: Any, batching: Batching) -> None:
+        self.loop = loop
         self.queue = JobQueue(batching.queue_size)
         self.batcher = Batcher(self.queue, batching, loop, loop.time)
         self.began = loop.time()
@@ -72,11 +72,9 @@ class Setup:
         group: Group = Group.PREDICT,
     ) -> Job:
         now = self.loop.time()
-        input_ = self.fakes.make_input(id_=str(len(self.jobs)))
+        input_ = fakes.make_input(id_=str(len(self.jobs)))
         future = self.loop.create_future()
-        job = self.fakes.AwaitedJob(
-            input_, now, future, group, deadline=now + within, priority=priority
-        )
+        job = fakes.AwaitedJob(input_, now, future, group, deadline=now + within, priority=priority)
         self.jobs.append(job)
         return job
 
@@ -95,12 +93,12 @@ MakeSetup = Callable[..., Setup]
 
 
 @pytest.fixture
-def make_setup(fakes: ModuleType, loop: Any) -> MakeSetup:
+def make_setup(loop):
     """A batcher of these settings; by default a window of a second, four to a batch."""
 
-    def make(policy: str = "fixed", **settings: Any) -> Setup:
+    def make(policy="fixed", **settings):
         settings = {"size": 4, "delay": 1.0, "queue_size": 1000, **settings}
-        return Setup(fakes, loop, Batching(policy=policy, **settings))
+        return Setup(loop, Batching(policy=policy, **settings))
 
     return make
 
@@ -108,7 +106,7 @@ def make_setup(fakes: ModuleType, loop: Any) -> MakeSetup:
 # -- the window, in time ---------------------------------------------------------------------------
 
 
-def test_a_full_batch_leaves_at_once(make_setup: MakeSetup) -> None:
+def test_a_full_batch_leaves_at_once(make_setup):
     setup = make_setup()
     [runner] = setup.idle()
     setup.put(3)
@@ -117,7 +115,7 @@ def test_a_full_batch_leaves_at_once(make_setup: MakeSetup) -> None:
     assert runner.got == [(0.0, [0, 1, 2, 3])]
 
 
-def test_the_window_counts_from_the_arrival_of_the_oldest(make_setup: MakeSetup) -> None:
+def test_the_window_counts_from_the_arrival_of_the_oldest(make_setup):
     setup = make_setup()
     [runner] = setup.idle()
     setup.put()
@@ -127,7 +125,7 @@ def test_the_window_counts_from_the_arrival_of_the_oldest(make_setup: MakeSetup)
     assert runner.got == [(1.0, [0, 1])]
 
 
-def test_jobs_that_waited_behind_a_busy_worker_do_not_wait_again(make_setup: MakeSetup) -> None:
+def test_jobs_that_waited_behind_a_busy_worker_do_not_wait_again(make_setup):
     setup = make_setup()
     setup.put(2)
     setup.wait(5.0)
@@ -135,9 +133,7 @@ def test_jobs_that_waited_behind_a_busy_worker_do_not_wait_again(make_setup: Mak
     assert runner.got == [(5.0, [0, 1])]
 
 
-def test_a_worker_that_comes_late_waits_only_for_the_rest_of_the_window(
-    make_setup: MakeSetup,
-) -> None:
+def test_a_worker_that_comes_late_waits_only_for_the_rest_of_the_window(make_setup):
     setup = make_setup()
     setup.put()
     setup.wait(0.6)
@@ -146,21 +142,21 @@ def test_a_worker_that_comes_late_waits_only_for_the_rest_of_the_window(
     assert runner.got == [(1.0, [0])]
 
 
-def test_without_delay_an_idle_worker_takes_each_job_as_it_comes(make_setup: MakeSetup) -> None:
+def test_without_delay_an_idle_worker_takes_each_job_as_it_comes(make_setup):
     setup = make_setup(delay=0.0)
     [runner] = setup.idle()
     setup.put()
     assert runner.got == [(0.0, [0])]
 
 
-def test_without_delay_all_that_is_queued_leaves_up_to_the_size(make_setup: MakeSetup) -> None:
+def test_without_delay_all_that_is_queued_leaves_up_to_the_size(make_setup):
     setup = make_setup(delay=0.0)
     setup.put(7)
     runners = setup.idle(3)
     assert [runner.got for runner in runners] == [[(0.0, [0, 1, 2, 3])], [(0.0, [4, 5, 6])], []]
 
 
-def test_a_worker_gets_one_batch_for_each_time_it_was_idle(make_setup: MakeSetup) -> None:
+def test_a_worker_gets_one_batch_for_each_time_it_was_idle(make_setup):
     setup = make_setup(size=1, delay=0.0)
     [runner] = setup.idle()
     setup.put(2)
@@ -169,7 +165,7 @@ def test_a_worker_gets_one_batch_for_each_time_it_was_idle(make_setup: MakeSetup
     assert [names for _, names in runner.got] == [[0], [1]]
 
 
-def test_who_has_been_idle_longest_is_next(make_setup: MakeSetup) -> None:
+def test_who_has_been_idle_longest_is_next(make_setup):
     setup = make_setup(size=1)
     first, second = setup.idle(2)
     setup.put()
@@ -179,9 +175,7 @@ def test_who_has_been_idle_longest_is_next(make_setup: MakeSetup) -> None:
     assert [names for _, names in second.got] == [[1]]
 
 
-def test_a_removed_worker_gets_nothing_and_the_next_takes_over_its_window(
-    make_setup: MakeSetup,
-) -> None:
+def test_a_removed_worker_gets_nothing_and_the_next_takes_over_its_window(make_setup):
     setup = make_setup()
     [gone] = setup.idle()
     setup.put()
@@ -195,7 +189,7 @@ def test_a_removed_worker_gets_nothing_and_the_next_takes_over_its_window(
     assert [names for _, names in next_.got] == [[0, 1, 2, 3]]
 
 
-def test_jobs_nobody_waits_for_never_reach_a_worker(make_setup: MakeSetup) -> None:
+def test_jobs_nobody_waits_for_never_reach_a_worker(make_setup):
     setup = make_setup()
     [runner] = setup.idle()
     setup.put(3)
@@ -206,7 +200,7 @@ def test_jobs_nobody_waits_for_never_reach_a_worker(make_setup: MakeSetup) -> No
     assert runner.got == [(1.0, [2])]
 
 
-def test_a_window_over_nothing_but_dead_jobs_keeps_the_worker_idle(make_setup: MakeSetup) -> None:
+def test_a_window_over_nothing_but_dead_jobs_keeps_the_worker_idle(make_setup):
     setup = make_setup()
     [runner] = setup.idle()
     setup.put()
@@ -217,9 +211,7 @@ def test_a_window_over_nothing_but_dead_jobs_keeps_the_worker_idle(make_setup: M
     assert runner.got == [(2.0, [1, 2, 3, 4])]
 
 
-def test_when_the_oldest_leaves_the_line_the_next_gets_its_whole_window(
-    make_setup: MakeSetup,
-) -> None:
+def test_when_the_oldest_leaves_the_line_the_next_gets_its_whole_window(make_setup):
     setup = make_setup()
     [runner] = setup.idle()
     setup.put()
@@ -230,7 +222,7 @@ def test_when_the_oldest_leaves_the_line_the_next_gets_its_whole_window(
     assert runner.got == [(1.5, [1])]
 
 
-def test_a_job_knows_when_it_was_dispatched(make_setup: MakeSetup) -> None:
+def test_a_job_knows_when_it_was_dispatched(make_setup):
     setup = make_setup(size=1)
     setup.idle()
     setup.put(2)
@@ -238,7 +230,7 @@ def test_a_job_knows_when_it_was_dispatched(make_setup: MakeSetup) -> None:
     assert setup.jobs[1].dispatched is None
 
 
-def test_nothing_rings_while_nothing_is_held(make_setup: MakeSetup) -> None:
+def test_nothing_rings_while_nothing_is_held(make_setup):
     setup = make_setup("greedy")
     timers = Timers()
     setup.batcher = Batcher(setup.queue, setup.batcher.batching, timers, setup.loop.time)
@@ -248,7 +240,7 @@ def test_nothing_rings_while_nothing_is_held(make_setup: MakeSetup) -> None:
     assert timers.open == 0
 
 
-def test_nothing_rings_when_nobody_is_idle_any_more(make_setup: MakeSetup) -> None:
+def test_nothing_rings_when_nobody_is_idle_any_more(make_setup):
     setup = make_setup()
     timers = Timers()
     setup.batcher = Batcher(setup.queue, setup.batcher.batching, timers, setup.loop.time)
@@ -277,7 +269,7 @@ class Timers:
 # -- who goes first --------------------------------------------------------------------------------
 
 
-def test_a_higher_class_goes_first_and_the_order_of_each_is_kept(make_setup: MakeSetup) -> None:
+def test_a_higher_class_goes_first_and_the_order_of_each_is_kept(make_setup):
     setup = make_setup("greedy", size=3)
     for priority in (LOW, NORMAL, HIGH, LOW, NORMAL, HIGH):
         setup.put(priority=priority)
@@ -288,9 +280,7 @@ def test_a_higher_class_goes_first_and_the_order_of_each_is_kept(make_setup: Mak
 @pytest.mark.parametrize(
     ("policy", "longest"), [("greedy", 2.0), ("adaptive", 2.0), ("fixed", 2.0)]
 )
-def test_a_low_class_is_served_while_a_high_one_keeps_coming(
-    make_setup: MakeSetup, policy: str, longest: float
-) -> None:
+def test_a_low_class_is_served_while_a_high_one_keeps_coming(make_setup, policy, longest):
     setup = make_setup(policy, size=2, queue_size=8, delay=0.0)
     [runner] = setup.idle()
     setup.put(priority=LOW)
@@ -306,7 +296,7 @@ def test_a_low_class_is_served_while_a_high_one_keeps_coming(
     assert setup.loop.time() - setup.began <= longest + 8 / 2 * 0.01 + EPSILON
 
 
-def test_with_adaptive_the_earliest_deadline_goes_first(make_setup: MakeSetup) -> None:
+def test_with_adaptive_the_earliest_deadline_goes_first(make_setup):
     setup = make_setup("adaptive", size=2)
     setup.batcher.seed([(1, 0.01), (2, 0.011)])
     for within in (0.9, 0.3, 0.5, 0.3):
@@ -315,14 +305,14 @@ def test_with_adaptive_the_earliest_deadline_goes_first(make_setup: MakeSetup) -
     assert [first.got, second.got] == [[(0.0, [1, 3])], [(0.0, [2, 0])]]
 
 
-def test_each_priority_has_its_own_capacity(make_setup: MakeSetup) -> None:
+def test_each_priority_has_its_own_capacity(make_setup):
     setup = make_setup(queue_size=2, capacities={LOW: 1})
     setup.put(2)
     setup.put(priority=LOW)
     assert [setup.queue.has_capacity(priority) for priority in Priority] == [True, False, False]
 
 
-def test_a_batch_closes_when_the_queue_is_full(make_setup: MakeSetup) -> None:
+def test_a_batch_closes_when_the_queue_is_full(make_setup):
     """A full queue closes a batch: no other job could join."""
     setup = make_setup(size=8, queue_size=3)
     [runner] = setup.idle()
@@ -330,14 +320,14 @@ def test_a_batch_closes_when_the_queue_is_full(make_setup: MakeSetup) -> None:
     assert runner.got == [(0.0, [0, 1, 2])]
 
 
-def test_those_of_one_request_leave_together(make_setup: MakeSetup) -> None:
+def test_those_of_one_request_leave_together(make_setup):
     setup = make_setup("greedy", size=3)
     first, second = setup.idle(2)
     setup.batcher.put(*[setup.job() for _ in range(5)])
     assert [first.got, second.got] == [[(0.0, [0, 1, 2])], [(0.0, [3, 4])]]
 
 
-def test_those_of_one_request_are_let_in_all_or_none(make_setup: MakeSetup) -> None:
+def test_those_of_one_request_are_let_in_all_or_none(make_setup):
     setup = make_setup("adaptive", size=4, max_latency=0.1)
     setup.batcher.seed([(1, 0.04), (4, 0.09)])
     setup.put(2)
@@ -350,9 +340,7 @@ def test_those_of_one_request_are_let_in_all_or_none(make_setup: MakeSetup) -> N
     assert runner.got == [(0.0, [0, 1])]
 
 
-def test_now_and_then_one_that_seems_hopeless_is_run_to_see_what_it_takes(
-    make_setup: MakeSetup,
-) -> None:
+def test_now_and_then_one_that_seems_hopeless_is_run_to_see_what_it_takes(make_setup):
     setup = make_setup("adaptive", size=4, max_latency=0.05)
     setup.batcher.seed([(1, 10.0)])
     [runner] = setup.idle()
@@ -368,7 +356,7 @@ def test_now_and_then_one_that_seems_hopeless_is_run_to_see_what_it_takes(
     assert len(runner.got) == 2
 
 
-def test_where_nothing_is_learnt_only_one_in_a_second_is_tried(make_setup: MakeSetup) -> None:
+def test_where_nothing_is_learnt_only_one_in_a_second_is_tried(make_setup):
     setup = make_setup("adaptive", size=4, max_latency=0.05)
     setup.batcher.seed([(1, 10.0)])
     [runner] = setup.idle()
@@ -382,9 +370,7 @@ def test_where_nothing_is_learnt_only_one_in_a_second_is_tried(make_setup: MakeS
     assert len(runner.got) == 2
 
 
-def test_a_quick_model_that_was_slow_for_a_moment_is_soon_itself_again(
-    make_setup: MakeSetup,
-) -> None:
+def test_a_quick_model_that_was_slow_for_a_moment_is_soon_itself_again(make_setup):
     setup = make_setup("adaptive", size=1, max_latency=0.005)
     setup.batcher.seed([(1, 0.02)])  # the machine was busy; in truth it takes a tenth of that
     [runner] = setup.idle()
@@ -401,14 +387,12 @@ def test_a_quick_model_that_was_slow_for_a_moment_is_soon_itself_again(
     setup.put()
 
 
-def test_a_list_that_seems_hopeless_is_tried_where_nothing_was_learnt_for_a_while(
-    make_setup: MakeSetup,
-) -> None:
+def test_a_list_that_seems_hopeless_is_tried_where_nothing_was_learnt_for_a_while(make_setup):
     setup = make_setup("adaptive", size=4, max_latency=0.1)
     setup.batcher.seed([(1, 5.0), (4, 5.2)])  # a slow start; it is fast in truth
     [runner] = setup.idle()
 
-    def ask() -> list[Job]:
+    def ask():
         jobs = [setup.job() for _ in range(6)]
         setup.batcher.put(*jobs)
         while setup.batcher.workers.idle == 0:
@@ -430,7 +414,7 @@ def test_a_list_that_seems_hopeless_is_tried_where_nothing_was_learnt_for_a_whil
 # -- retries, alone -------------------------------------------------------------------------------
 
 
-def test_who_was_in_a_crash_runs_first_and_by_itself(make_setup: MakeSetup) -> None:
+def test_who_was_in_a_crash_runs_first_and_by_itself(make_setup):
     setup = make_setup("greedy")
     [victim] = setup.idle()
     setup.put()
@@ -452,7 +436,7 @@ def test_who_was_in_a_crash_runs_first_and_by_itself(make_setup: MakeSetup) -> N
     assert [runner.batches[0].reason for runner in runners[:3]] == [Reason.ALONE] * 3
 
 
-def test_a_request_that_runs_alone_again_does_not_wait_for_a_window(make_setup: MakeSetup) -> None:
+def test_a_request_that_runs_alone_again_does_not_wait_for_a_window(make_setup):
     setup = make_setup()
     first, second = setup.idle(2)
     setup.put(4)
@@ -475,7 +459,7 @@ def workers_of(setup: Setup) -> tuple[int, int, int]:
     return workers.idle, len(workers.busy), workers.in_flight
 
 
-def test_the_state_of_the_workers_is_known_at_any_time(make_setup: MakeSetup) -> None:
+def test_the_state_of_the_workers_is_known_at_any_time(make_setup):
     setup = make_setup("greedy")
     assert workers_of(setup) == (0, 0, 0)
     first, second = setup.idle(2)
@@ -493,9 +477,7 @@ def test_the_state_of_the_workers_is_known_at_any_time(make_setup: MakeSetup) ->
     assert workers_of(setup) == (0, 0, 0)
 
 
-def test_a_worker_that_splits_a_failed_batch_is_known_to_be_busy_with_a_part(
-    make_setup: MakeSetup,
-) -> None:
+def test_a_worker_that_splits_a_failed_batch_is_known_to_be_busy_with_a_part(make_setup):
     setup = make_setup("adaptive", size=4)
     setup.batcher.seed([(1, 0.010), (4, 0.040)])
     setup.put(4)
@@ -517,7 +499,7 @@ def test_a_worker_that_splits_a_failed_batch_is_known_to_be_busy_with_a_part(
 # -- what is learnt, and shown ---------------------------------------------------------------------
 
 
-def test_a_batch_is_recorded_with_what_it_was_to_cost_and_did(make_setup: MakeSetup) -> None:
+def test_a_batch_is_recorded_with_what_it_was_to_cost_and_did(make_setup):
     setup = make_setup()
     setup.batcher.seed([(1, 0.01), (2, 0.02), (4, 0.04)])
     setup.put()
@@ -542,7 +524,7 @@ def test_a_batch_is_recorded_with_what_it_was_to_cost_and_did(make_setup: MakeSe
     }
 
 
-def test_only_the_batch_that_was_held_is_recorded_as_such(make_setup: MakeSetup) -> None:
+def test_only_the_batch_that_was_held_is_recorded_as_such(make_setup):
     setup = make_setup(size=2, delay=1.0)
     runners = setup.idle(2)
     setup.put()
@@ -551,7 +533,7 @@ def test_only_the_batch_that_was_held_is_recorded_as_such(make_setup: MakeSetup)
     assert [runner.batches[0].held for runner in runners] == [pytest.approx(0.5), 0.0]
 
 
-def test_a_batch_was_not_held_before_its_first_request_came(make_setup: MakeSetup) -> None:
+def test_a_batch_was_not_held_before_its_first_request_came(make_setup):
     setup = make_setup()
     [runner] = setup.idle()
     setup.put()
@@ -569,8 +551,8 @@ def test_a_batch_was_not_held_before_its_first_request_came(make_setup: MakeSetu
     ("group", "succeeded"), [(Group.EXPLAIN, True), (Group.DESCRIBE, True), (Group.PREDICT, False)]
 )
 def test_only_predictions_that_succeeded_teach_what_a_prediction_costs(
-    make_setup: MakeSetup, group: Group, succeeded: bool
-) -> None:
+    make_setup, group, succeeded
+):
     setup = make_setup("greedy")
     [runner] = setup.idle()
     setup.put(group=group)
@@ -579,7 +561,7 @@ def test_only_predictions_that_succeeded_teach_what_a_prediction_costs(
     assert len(setup.batcher.history) == 1
 
 
-def test_of_several_workers_slow_batches_are_learnt_from_as_well(make_setup: MakeSetup) -> None:
+def test_of_several_workers_slow_batches_are_learnt_from_as_well(make_setup):
     """Others that began later are done before them."""
     setup = make_setup("greedy", size=1)
     slow, fast = setup.idle(2)
@@ -601,7 +583,7 @@ def test_of_several_workers_slow_batches_are_learnt_from_as_well(make_setup: Mak
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def test_who_cannot_be_answered_in_time_hears_when_to_try_again(make_setup: MakeSetup) -> None:
+def test_who_cannot_be_answered_in_time_hears_when_to_try_again(make_setup):
     setup = make_setup("adaptive", size=1)
     setup.batcher.seed([(1, 3.0)])
     setup.idle()
@@ -612,7 +594,7 @@ def test_who_cannot_be_answered_in_time_hears_when_to_try_again(make_setup: Make
     assert len(setup.queue) == 0
 
 
-def test_a_question_about_the_model_has_no_latency_goal(make_setup: MakeSetup) -> None:
+def test_a_question_about_the_model_has_no_latency_goal(make_setup):
     setup = make_setup("adaptive", size=1, max_latency=0.03)
     setup.batcher.seed([(1, 0.04)])
     with pytest.raises(Overloaded):
@@ -623,9 +605,7 @@ def test_a_question_about_the_model_has_no_latency_goal(make_setup: MakeSetup) -
     assert [setup.names(batch) for batch in runner.batches] == [[1]]
 
 
-def test_who_can_no_longer_be_in_time_hears_it_when_the_next_request_comes(
-    make_setup: MakeSetup,
-) -> None:
+def test_who_can_no_longer_be_in_time_hears_it_when_the_next_request_comes(make_setup):
     """And not when a worker is idle at last, which may take long."""
     setup = make_setup("adaptive", size=4, max_latency=0.05)
     setup.batcher.seed([(1, 0.01), (4, 0.02)])
@@ -641,7 +621,7 @@ def test_who_can_no_longer_be_in_time_hears_it_when_the_next_request_comes(
     assert [setup.names(batch) for batch in runner.batches] == [[3, 4]]
 
 
-def test_jobs_of_a_dead_worker_are_refused_where_they_would_be_late(make_setup: MakeSetup) -> None:
+def test_jobs_of_a_dead_worker_are_refused_where_they_would_be_late(make_setup):
     setup = make_setup("adaptive", size=4, max_latency=0.05)
     setup.batcher.seed([(1, 0.01), (4, 0.02)])
     setup.put(4)
@@ -660,9 +640,7 @@ def test_jobs_of_a_dead_worker_are_refused_where_they_would_be_late(make_setup: 
 
 
 @pytest.mark.parametrize("bucket_by", ["none", "length"])
-def test_thousands_that_are_late_are_refused_in_steps(
-    make_setup: MakeSetup, bucket_by: str
-) -> None:
+def test_thousands_that_are_late_are_refused_in_steps(make_setup, bucket_by):
     setup = make_setup("adaptive", size=4, max_latency=0.05, queue_size=5000, bucket_by=bucket_by)
     setup.batcher.seed([(1, 0.01), (4, 0.02)])
     setup.put(4000)
@@ -671,7 +649,7 @@ def test_thousands_that_are_late_are_refused_in_steps(
     setup.put()
     queued = []
 
-    def look() -> None:
+    def look():
         queued.append(len(setup.queue))
         if setup.queue:
             setup.loop.call_soon(look)
@@ -683,7 +661,7 @@ def test_thousands_that_are_late_are_refused_in_steps(
     assert all(isinstance(job.future.exception(), Overloaded) for job in setup.jobs[:-1])
 
 
-def test_who_is_shed_is_answered_and_hears_when_to_try_again(make_setup: MakeSetup) -> None:
+def test_who_is_shed_is_answered_and_hears_when_to_try_again(make_setup):
     setup = make_setup("adaptive", size=2)
     setup.batcher.seed([(1, 0.01), (2, 0.012)])
     setup.put(within=0.02)
@@ -696,7 +674,7 @@ def test_who_is_shed_is_answered_and_hears_when_to_try_again(make_setup: MakeSet
     assert error.retry_after == 1
 
 
-def test_who_has_left_is_not_counted_among_those_that_are_shed(make_setup: MakeSetup) -> None:
+def test_who_has_left_is_not_counted_among_those_that_are_shed(make_setup):
     setup = make_setup("adaptive", size=2)
     setup.batcher.seed([(1, 0.01), (2, 0.012)])
     setup.put(2, within=0.05)
@@ -709,7 +687,7 @@ def test_who_has_left_is_not_counted_among_those_that_are_shed(make_setup: MakeS
     assert all(isinstance(job.future.exception(), Overloaded) for job in setup.jobs[1:3])
 
 
-def test_a_more_urgent_request_ends_a_hold_that_it_could_not_bear(make_setup: MakeSetup) -> None:
+def test_a_more_urgent_request_ends_a_hold_that_it_could_not_bear(make_setup):
     setup = make_setup("adaptive", size=8, delay=10.0)
     setup.batcher.seed((size, 0.02 + 0.0005 * size) for size in (1, 2, 4, 8))
     last = setup.idle(4)[-1]
@@ -728,9 +706,7 @@ def test_a_more_urgent_request_ends_a_hold_that_it_could_not_bear(make_setup: Ma
     assert urgent.dispatched - urgent.arrived <= 0.0025
 
 
-def test_a_member_who_would_be_late_is_refused_though_the_first_is_not(
-    make_setup: MakeSetup,
-) -> None:
+def test_a_member_who_would_be_late_is_refused_though_the_first_is_not(make_setup):
     """Two take 20 ms; the first by class is not the first by deadline."""
     setup = make_setup("adaptive", size=2, max_latency=0.1)
     setup.batcher.seed([(1, 0.010), (2, 0.020)])
@@ -742,7 +718,7 @@ def test_a_member_who_would_be_late_is_refused_though_the_first_is_not(
     assert len(setup.queue) == 0
 
 
-def test_whether_a_member_would_be_late_is_seen_by_the_rows_that_run(make_setup: MakeSetup) -> None:
+def test_whether_a_member_would_be_late_is_seen_by_the_rows_that_run(make_setup):
     """Two run as four, which take 30 ms; two would take 17."""
     setup = make_setup("adaptive", size=4, max_latency=0.1, compiled_sizes=(1, 4))
     setup.batcher.seed([(1, 0.010), (4, 0.030)])
@@ -754,7 +730,7 @@ def test_whether_a_member_would_be_late_is_seen_by_the_rows_that_run(make_setup:
 
 
 @pytest.mark.parametrize("policy", ["fixed", "greedy", "fixed_or_single"])
-def test_other_policies_refuse_nobody_for_lateness(make_setup: MakeSetup, policy: str) -> None:
+def test_other_policies_refuse_nobody_for_lateness(make_setup, policy):
     setup = make_setup(policy, size=2)
     setup.batcher.seed([(1, 0.010), (2, 0.020)])
     setup.put(2, within=0.015)
@@ -765,7 +741,7 @@ def test_other_policies_refuse_nobody_for_lateness(make_setup: MakeSetup, policy
 # -- clients that come back ------------------------------------------------------------------------
 
 
-def test_one_worker_waits_a_moment_for_the_clients_it_has_answered(make_setup: MakeSetup) -> None:
+def test_one_worker_waits_a_moment_for_the_clients_it_has_answered(make_setup):
     setup = make_setup("adaptive", size=8, num_requests=3)
     setup.batcher.seed((size, 0.010) for size in (1, 2, 4))
     [runner] = setup.idle()
@@ -789,8 +765,8 @@ def test_one_worker_waits_a_moment_for_the_clients_it_has_answered(make_setup: M
 
 @pytest.mark.parametrize("compiled_sizes", [(), (1, 2, 4, 8)])
 def test_clients_that_keep_coming_back_share_a_batch_though_nobody_gave_their_number(
-    make_setup: MakeSetup, compiled_sizes: tuple[int, ...]
-) -> None:
+    make_setup, compiled_sizes
+):
     setup = make_setup("adaptive", size=8, compiled_sizes=compiled_sizes)
     setup.batcher.seed((size, 0.02) for size in (1, 2, 4, 8))
     [runner] = setup.idle()
@@ -812,8 +788,8 @@ def test_clients_that_keep_coming_back_share_a_batch_though_nobody_gave_their_nu
     ("within", "leaves"), [(math.inf, 1.0), (9.0, 1.0), (0.5, 0.1 + 0.5 - 0.2)]
 )
 def test_a_window_that_is_open_closes_early_for_one_who_comes_with_a_deadline(
-    make_setup: MakeSetup, within: float, leaves: float
-) -> None:
+    make_setup, within, leaves
+):
     setup = make_setup(size=8)
     setup.batcher.seed([(1, 0.2)])
     for _ in range(300):
@@ -842,9 +818,7 @@ def test_a_window_that_is_open_closes_early_for_one_who_comes_with_a_deadline(
         ({"policy": "fixed_or_single", "size": 2}, 0.5),
     ],
 )
-def test_a_change_holds_for_those_who_wait_already(
-    make_setup: MakeSetup, changes: dict[str, Any], leaves: float
-) -> None:
+def test_a_change_holds_for_those_who_wait_already(make_setup, changes, leaves):
     setup = make_setup()
     [runner] = setup.idle()
     setup.put(2)
@@ -854,7 +828,7 @@ def test_a_change_holds_for_those_who_wait_already(
     assert runner.got == [(pytest.approx(leaves), [0, 1])]
 
 
-def test_a_change_holds_for_the_next_batch_not_for_one_on_its_way(make_setup: MakeSetup) -> None:
+def test_a_change_holds_for_the_next_batch_not_for_one_on_its_way(make_setup):
     setup = make_setup("greedy", size=4)
     [runner] = setup.idle()
     setup.put(5)
@@ -865,9 +839,7 @@ def test_a_change_holds_for_the_next_batch_not_for_one_on_its_way(make_setup: Ma
 
 
 @pytest.mark.parametrize(("before", "after"), [("adaptive", "greedy"), ("greedy", "adaptive")])
-def test_who_came_before_a_change_leaves_before_those_who_came_after(
-    make_setup: MakeSetup, before: str, after: str
-) -> None:
+def test_who_came_before_a_change_leaves_before_those_who_came_after(make_setup, before, after):
     setup = make_setup(before, size=2)
     setup.put(2)
     setup.batcher.reconfigure(replace(setup.batcher.batching, policy=after))
@@ -877,7 +849,7 @@ def test_who_came_before_a_change_leaves_before_those_who_came_after(
     assert [first.got, second.got] == [[(0.0, [4, 0])], [(0.0, [1, 2])]]
 
 
-def test_capacities_change_too(make_setup: MakeSetup) -> None:
+def test_capacities_change_too(make_setup):
     setup = make_setup(queue_size=3)
     setup.put(3)
     setup.batcher.reconfigure(replace(setup.batcher.batching, queue_size=2, capacities={HIGH: 1}))
@@ -895,8 +867,8 @@ def test_capacities_change_too(make_setup: MakeSetup) -> None:
     ],
 )
 def test_once_costs_are_known_refusals_bound_the_queue_of_a_model_with_a_goal(
-    make_setup: MakeSetup, settings: dict[str, Any], before: int, after: int
-) -> None:
+    make_setup, settings, before, after
+):
     setup = make_setup("adaptive", **{"queue_size": 5, "is_queue_bounded": False, **settings})
     assert setup.queue.free_capacity(NORMAL) == before
     setup.batcher.seed([(1, 0.01)])
@@ -904,7 +876,7 @@ def test_once_costs_are_known_refusals_bound_the_queue_of_a_model_with_a_goal(
     assert setup.batcher.size == 4
 
 
-def test_the_first_batch_makes_costs_known(make_setup: MakeSetup) -> None:
+def test_the_first_batch_makes_costs_known(make_setup):
     setup = make_setup("adaptive", queue_size=5, is_queue_bounded=False, max_latency=0.1)
     [runner] = setup.idle()
     setup.put()
@@ -912,7 +884,7 @@ def test_the_first_batch_makes_costs_known(make_setup: MakeSetup) -> None:
     assert setup.queue.free_capacity(NORMAL) == 10_000
 
 
-def test_one_small_batch_makes_nobody_refused_who_may_be_in_time(make_setup: MakeSetup) -> None:
+def test_one_small_batch_makes_nobody_refused_who_may_be_in_time(make_setup):
     setup = make_setup("adaptive", size=64, is_queue_bounded=False, max_latency=0.1)
     runners = setup.idle(4)
     setup.put(4)
@@ -926,7 +898,7 @@ def test_one_small_batch_makes_nobody_refused_who_may_be_in_time(make_setup: Mak
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def test_compiled_sizes_are_run_and_the_rest_is_padding(make_setup: MakeSetup) -> None:
+def test_compiled_sizes_are_run_and_the_rest_is_padding(make_setup):
     setup = make_setup("greedy", size=8, compiled_sizes=(2, 8))
     setup.put(3)
     setup.put()
@@ -939,7 +911,7 @@ def test_compiled_sizes_are_run_and_the_rest_is_padding(make_setup: MakeSetup) -
     assert ran == [(2, 2), (1, 2), (1, 1)]
 
 
-def test_a_request_that_runs_alone_again_runs_as_a_compiled_size_too(make_setup: MakeSetup) -> None:
+def test_a_request_that_runs_alone_again_runs_as_a_compiled_size_too(make_setup):
     setup = make_setup("greedy", size=4, compiled_sizes=(4,))
     job = setup.job()
     job.crashes = 1
@@ -963,7 +935,7 @@ def teach(setup: Setup, runner: Runner, batches: int, *sizes: int) -> None:
         setup.wait(LESSON)
 
 
-def test_batches_in_quick_succession_do_not_all_teach(make_setup: MakeSetup) -> None:
+def test_batches_in_quick_succession_do_not_all_teach(make_setup):
     setup = make_setup("greedy", size=1)
     [runner] = setup.idle()
     for _ in range(100):
@@ -973,7 +945,7 @@ def test_batches_in_quick_succession_do_not_all_teach(make_setup: MakeSetup) -> 
     assert 9 <= setup.batcher.costs.samples <= 11
 
 
-def test_an_automatic_size_grows_with_traffic_until_the_best_is_seen(make_setup: MakeSetup) -> None:
+def test_an_automatic_size_grows_with_traffic_until_the_best_is_seen(make_setup):
     setup = make_setup("greedy", size=128, is_automatic=True)
     [runner] = setup.idle()
     assert (setup.batcher.size, setup.batcher.learning.choice) == (128, None)
@@ -988,9 +960,7 @@ def test_an_automatic_size_grows_with_traffic_until_the_best_is_seen(make_setup:
 
 
 @pytest.mark.parametrize("compiled_sizes", [(), (1, 8, 32)])
-def test_an_automatic_size_is_not_chosen_by_sizes_that_ran_once_only(
-    make_setup: MakeSetup, compiled_sizes: tuple[int, ...]
-) -> None:
+def test_an_automatic_size_is_not_chosen_by_sizes_that_ran_once_only(make_setup, compiled_sizes):
     """Eight are the best that was seen; that there is nothing better takes more larger batches."""
     settings = {"is_automatic": True, "compiled_sizes": compiled_sizes}
     setup = make_setup("greedy", size=32, **settings)
@@ -1002,7 +972,7 @@ def test_an_automatic_size_is_not_chosen_by_sizes_that_ran_once_only(
     assert setup.batcher.size == 8
 
 
-def test_after_profiling_a_size_that_ran_once_is_not_chosen(make_setup: MakeSetup) -> None:
+def test_after_profiling_a_size_that_ran_once_is_not_chosen(make_setup):
     setup = make_setup("greedy", size=128, is_automatic=True)
     setup.batcher.seed((size, kinked(size)) for size in (1, 2, 4, 8, 16))
     [runner] = setup.idle()
@@ -1012,7 +982,7 @@ def test_after_profiling_a_size_that_ran_once_is_not_chosen(make_setup: MakeSetu
     assert setup.batcher.size == 8
 
 
-def test_an_automatic_size_is_known_after_profiling(make_setup: MakeSetup) -> None:
+def test_an_automatic_size_is_known_after_profiling(make_setup):
     setup = make_setup("greedy", size=128, is_automatic=True)
     setup.batcher.seed((size, kinked(size)) for size in (1, 2, 4, 8))
     assert setup.batcher.size == 8
@@ -1020,9 +990,7 @@ def test_an_automatic_size_is_known_after_profiling(make_setup: MakeSetup) -> No
     assert (setup.batcher.size, setup.batcher.learning.choice) == (16, None)
 
 
-def test_an_automatic_size_is_not_chosen_from_compiled_ones_that_never_ran(
-    make_setup: MakeSetup,
-) -> None:
+def test_an_automatic_size_is_not_chosen_from_compiled_ones_that_never_ran(make_setup):
     setup = make_setup("greedy", size=8, is_automatic=True, compiled_sizes=(1, 4, 8))
     [runner] = setup.idle()
     teach(setup, runner, 100, 1)
@@ -1032,23 +1000,19 @@ def test_an_automatic_size_is_not_chosen_from_compiled_ones_that_never_ran(
 
 
 @pytest.mark.parametrize(("policy", "size"), [("adaptive", 8), ("greedy", 16)])
-def test_with_adaptive_no_batch_is_so_large_that_it_only_becomes_slower(
-    make_setup: MakeSetup, policy: str, size: int
-) -> None:
+def test_with_adaptive_no_batch_is_so_large_that_it_only_becomes_slower(make_setup, policy, size):
     setup = make_setup(policy, size=16)
     setup.batcher.seed((rows, 0.01 * (1 if rows <= 8 else rows)) for rows in (1, 2, 4, 8, 16))
     assert (setup.batcher.size, setup.batcher.learning.choice) == (size, None)
 
 
-def test_an_automatic_size_may_be_found_among_compiled_ones_above_one(
-    make_setup: MakeSetup,
-) -> None:
+def test_an_automatic_size_may_be_found_among_compiled_ones_above_one(make_setup):
     setup = make_setup("greedy", size=32, is_automatic=True, compiled_sizes=(4, 8, 32))
     setup.batcher.seed((rows, 0.01 if rows <= 8 else 0.05) for rows in (4, 8, 32))
     assert setup.batcher.size == 8
 
 
-def test_an_automatic_size_is_one_where_batching_does_not_pay(make_setup: MakeSetup) -> None:
+def test_an_automatic_size_is_one_where_batching_does_not_pay(make_setup):
     setup = make_setup("greedy", size=128, is_automatic=True)
     setup.batcher.seed((size, 0.01 * size) for size in (1, 2, 4, 8))
     assert setup.batcher.size == 1
@@ -1056,9 +1020,7 @@ def test_an_automatic_size_is_one_where_batching_does_not_pay(make_setup: MakeSe
     assert "does not pay" in setup.batcher.learning.choice.why
 
 
-def test_a_size_that_did_not_fit_into_memory_is_not_tried_again_for_a_while(
-    make_setup: MakeSetup,
-) -> None:
+def test_a_size_that_did_not_fit_into_memory_is_not_tried_again_for_a_while(make_setup):
     setup = make_setup("greedy", size=8)
     setup.batcher.out_of_memory(8)
     assert setup.batcher.size == 4
@@ -1073,8 +1035,8 @@ def test_a_size_that_did_not_fit_into_memory_is_not_tried_again_for_a_while(
 
 @pytest.mark.parametrize("policy", ["greedy", "fixed", "adaptive"])
 def test_after_ten_minutes_larger_batches_are_tried_though_hardly_a_batch_has_come(
-    make_setup: MakeSetup, policy: str
-) -> None:
+    make_setup, policy
+):
     setup = make_setup(policy, size=64, delay=0.0)
     [runner] = setup.idle()
     setup.batcher.out_of_memory(32)
@@ -1087,7 +1049,7 @@ def test_after_ten_minutes_larger_batches_are_tried_though_hardly_a_batch_has_co
     assert sizes == [16, 20, 25, 31, 38, 47]
 
 
-def test_who_joins_a_batch_under_way_finds_the_size_grown_again(make_setup: MakeSetup) -> None:
+def test_who_joins_a_batch_under_way_finds_the_size_grown_again(make_setup):
     setup = make_setup("fixed", size=8)
     setup.batcher.out_of_memory(4)
     setup.wait(600.0)
@@ -1095,10 +1057,8 @@ def test_who_joins_a_batch_under_way_finds_the_size_grown_again(make_setup: Make
     assert len(setup.batcher.take(Group.PREDICT, beside=1)) == 2
 
 
-def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(
-    make_setup: MakeSetup,
-) -> None:
-    def bound(sending: float) -> float:
+def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(make_setup):
+    def bound(sending):
         setup = make_setup("adaptive", size=8, max_latency=1.0)
         setup.batcher.seed([(1, 0.01), (8, 0.02)])
         [runner] = setup.idle()
@@ -1114,9 +1074,7 @@ def test_the_time_in_which_answers_go_out_is_learnt_for_those_with_a_goal(
 
 
 @pytest.mark.parametrize("capacity", [50, 1000])
-def test_a_size_that_is_not_found_yet_is_described_as_such(
-    make_setup: MakeSetup, capacity: int
-) -> None:
+def test_a_size_that_is_not_found_yet_is_described_as_such(make_setup, capacity):
     setup = make_setup("greedy", size=128, is_automatic=True, queue_size=capacity)
     assert (setup.batcher.size, setup.batcher.learning.why) == (min(128, capacity), "learning")
 
@@ -1124,7 +1082,7 @@ def test_a_size_that_is_not_found_yet_is_described_as_such(
 # -- workers with several batches ------------------------------------------------------------------
 
 
-def test_whoever_has_fewest_batches_outstanding_is_served_first(make_setup: MakeSetup) -> None:
+def test_whoever_has_fewest_batches_outstanding_is_served_first(make_setup):
     setup = make_setup("greedy")
     runners = [Runner(setup, outstanding) for outstanding in (2, 0, 1, 0)]
     runners[0].outstanding = 1
@@ -1138,9 +1096,7 @@ def test_whoever_has_fewest_batches_outstanding_is_served_first(make_setup: Make
     ]
 
 
-def test_a_worker_that_asks_before_it_is_done_is_looked_at_again_when_it_is(
-    make_setup: MakeSetup,
-) -> None:
+def test_a_worker_that_asks_before_it_is_done_is_looked_at_again_when_it_is(make_setup):
     """A job that is held beside a busy worker leaves when that is idle."""
     setup = make_setup("adaptive", size=16)
     setup.batcher.seed([(1, 1.0), (16, 1.2)])
@@ -1154,7 +1110,7 @@ def test_a_worker_that_asks_before_it_is_done_is_looked_at_again_when_it_is(
     assert len(asking.batches) == 1
 
 
-def test_a_batch_that_is_answered_is_in_no_hand_any_more(make_setup: MakeSetup) -> None:
+def test_a_batch_that_is_answered_is_in_no_hand_any_more(make_setup):
     setup = make_setup(num_requests=2)
     first, second = setup.idle(2)
     setup.put()
@@ -1176,14 +1132,14 @@ def of(setup: Setup, body: bytes) -> Job:
 
 
 @pytest.fixture
-def wary(make_setup: MakeSetup) -> Setup:
+def wary(make_setup):
     """A batcher that remembers a content."""
     setup = make_setup(queue_size=8)
     setup.batcher.isolation.remember(of(setup, b"bad"))
     return setup
 
 
-def test_a_flood_of_what_failed_before_leaves_others_half_of_the_places(wary: Setup) -> None:
+def test_a_flood_of_what_failed_before_leaves_others_half_of_the_places(wary):
     wary.jobs.clear()
     for _ in range(4):
         wary.batcher.put(of(wary, b"bad"))
@@ -1199,7 +1155,7 @@ def test_a_flood_of_what_failed_before_leaves_others_half_of_the_places(wary: Se
     assert [names for _, names in runner.got] == [[0], [5, 6, 7, 8], [1]]
 
 
-def test_what_failed_before_leaves_within_the_window_of_others(wary: Setup) -> None:
+def test_what_failed_before_leaves_within_the_window_of_others(wary):
     [runner] = wary.idle()
     wary.jobs.clear()
     wary.put(2)
@@ -1212,7 +1168,7 @@ def test_what_failed_before_leaves_within_the_window_of_others(wary: Setup) -> N
     assert runner.got[1:] == [(1.0, [0, 1])]
 
 
-def test_a_later_row_of_a_request_that_failed_before_waited_for_the_window(wary: Setup) -> None:
+def test_a_later_row_of_a_request_that_failed_before_waited_for_the_window(wary):
     [runner] = wary.idle()
     wary.jobs.clear()
     wary.put()
@@ -1221,9 +1177,7 @@ def test_a_later_row_of_a_request_that_failed_before_waited_for_the_window(wary:
     assert runner.got == [(0.5, [2])]
 
 
-def test_others_join_a_running_batch_until_a_suspected_job_has_waited_for_a_while(
-    wary: Setup,
-) -> None:
+def test_others_join_a_running_batch_until_a_suspected_job_has_waited_for_a_while(wary):
     wary.jobs.clear()
     wary.batcher.put(of(wary, b"bad"))
     wary.put()
@@ -1233,7 +1187,7 @@ def test_others_join_a_running_batch_until_a_suspected_job_has_waited_for_a_whil
     assert wary.batcher.take(Group.PREDICT, 1) == ()
 
 
-def test_a_cancelled_suspect_leaves_the_worker_to_others(wary: Setup) -> None:
+def test_a_cancelled_suspect_leaves_the_worker_to_others(wary):
     wary.jobs.clear()
     wary.batcher.put(of(wary, b"bad"))
     wary.jobs[0].cancel()
@@ -1245,7 +1199,7 @@ def test_a_cancelled_suspect_leaves_the_worker_to_others(wary: Setup) -> None:
 # -- how long a newcomer would take ----------------------------------------------------------------
 
 
-def test_a_newcomer_takes_as_long_as_what_is_ahead_of_it(make_setup: MakeSetup) -> None:
+def test_a_newcomer_takes_as_long_as_what_is_ahead_of_it(make_setup):
     setup = make_setup("greedy")
     expected = setup.batcher.deadline_admission.expected_seconds
     first, _second = setup.idle(2)

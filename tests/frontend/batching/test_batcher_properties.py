@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,8 +73,7 @@ class Worker:
 class Play:
     """A batcher, its workers and its clients in virtual time; every rule is watched all along."""
 
-    def __init__(self, fakes: ModuleType, batching: Batching) -> None:
-        self.fakes = fakes
+    def __init__(self, batching: Batching) -> None:
         self.loop = fakes.VirtualLoop()
         self.queue = JobQueue(batching.queue_size)
         self.batcher = Batcher(self.queue, batching, self.loop, self.loop.time)
@@ -122,8 +121,8 @@ class Play:
         for place in range(count):
             self.offered += 1
             body = b"x" * (1 + 7919 * self.offered % 50)
-            job = self.fakes.AwaitedJob(
-                self.fakes.make_input(body, id_=str(len(self.accepted) + place)),
+            job = fakes.AwaitedJob(
+                fakes.make_input(body, id_=str(len(self.accepted) + place)),
                 now,
                 self.loop.create_future(),
                 group,
@@ -201,13 +200,11 @@ def slow_at_first(times: int, factor: float) -> Callable[[int], float]:
 
 @pytest.mark.parametrize("slow", [1, 2])
 @pytest.mark.parametrize("at_once", [1, 32])
-def test_a_first_batch_that_was_far_too_slow_is_got_over(
-    fakes: ModuleType, at_once: int, slow: int
-) -> None:
+def test_a_first_batch_that_was_far_too_slow_is_got_over(at_once, slow):
     """As when a model is compiled in its first run. Otherwise all jobs would always be refused."""
-    play = Play(fakes, Batching(policy="adaptive", size=32, max_latency=0.05, queue_size=1000))
+    play = Play(Batching(policy="adaptive", size=32, max_latency=0.05, queue_size=1000))
 
-    async def scenario() -> None:
+    async def scenario():
         play.hire(slow_at_first(slow, 100.0))
         play.offer(at_once)
         for _ in range(3000):  # 1.5 times what it can do without batches
@@ -228,16 +225,12 @@ def test_a_first_batch_that_was_far_too_slow_is_got_over(
 
 
 @pytest.mark.parametrize("gap", [0.0025, 0.005, 0.008])  # of what it can do: 2.4, 1.2, 0.75 times
-def test_under_a_stream_of_a_higher_class_a_low_one_hears_in_time(
-    fakes: ModuleType, gap: float
-) -> None:
+def test_under_a_stream_of_a_higher_class_a_low_one_hears_in_time(gap):
     """It is answered in time, or else refused no later than a goal after its deadline."""
     goal = 0.1
-    play = Play(
-        fakes, Batching(policy="adaptive", size=4, max_latency=goal, is_queue_bounded=False)
-    )
+    play = Play(Batching(policy="adaptive", size=4, max_latency=goal, is_queue_bounded=False))
 
-    async def scenario() -> None:
+    async def scenario():
         play.batcher.seed((rows, 4 * cost(rows)) for rows in (1, 2, 4))
         play.hire(lambda rows: 4 * cost(rows))
         play.offer(4, priority=HIGH)
@@ -341,10 +334,8 @@ async def _act(play: Play, events: list[tuple[float, Event]]) -> None:
 
 @settings(max_examples=200)
 @given(batching=batchings(), events=EVENTS)
-def test_whatever_happens_each_accepted_job_is_answered_once(
-    fakes: ModuleType, batching: Batching, events: list[tuple[float, Event]]
-) -> None:
-    play = Play(fakes, batching)
+def test_whatever_happens_each_accepted_job_is_answered_once(batching, events):
+    play = Play(batching)
     play.run(_act(play, events))
     play.check_the_end()
 
@@ -375,13 +366,9 @@ def names(batches: list[tuple[Batch, float]]) -> Iterator[int]:
     arrivals=ARRIVALS,
 )
 def test_in_a_fixed_window_each_leaves_in_turn_in_time_and_in_good_company(
-    fakes: ModuleType,
-    size: int,
-    delay: float,
-    paces: list[float],
-    arrivals: list[tuple[float, int]],
-) -> None:
-    play = Play(fakes, Batching(size=size, delay=delay, queue_size=1000))
+    size, delay, paces, arrivals
+):
+    play = Play(Batching(size=size, delay=delay, queue_size=1000))
     for pace in paces:
         play.hire(lambda rows, pace=pace: pace * cost(rows))
     play.run(arrivals_of(play, arrivals))
@@ -396,10 +383,8 @@ def test_in_a_fixed_window_each_leaves_in_turn_in_time_and_in_good_company(
 @pytest.mark.parametrize("policy", BATCH_POLICIES)
 @settings(max_examples=50)
 @given(size=st.integers(1, 8), workers=st.integers(1, 3), arrivals=ARRIVALS)
-def test_equals_leave_in_the_order_in_which_they_came(
-    fakes: ModuleType, policy: str, size: int, workers: int, arrivals: list[tuple[float, int]]
-) -> None:
-    play = Play(fakes, Batching(policy=policy, size=size, delay=0.01, queue_size=1000))
+def test_equals_leave_in_the_order_in_which_they_came(policy, size, workers, arrivals):
+    play = Play(Batching(policy=policy, size=size, delay=0.01, queue_size=1000))
     for _ in range(workers):
         play.hire()
     play.run(arrivals_of(play, arrivals))
@@ -416,17 +401,12 @@ def test_equals_leave_in_the_order_in_which_they_came(
     arrivals=st.lists(st.tuples(PAUSES, st.integers(1, 6), WITHIN), max_size=40),
 )
 def test_with_known_costs_whoever_is_answered_is_answered_in_time(
-    fakes: ModuleType,
-    size: int,
-    workers: int,
-    goal: float,
-    delay: float,
-    arrivals: list[tuple[float, int, float]],
-) -> None:
+    size, workers, goal, delay, arrivals
+):
     batching = Batching(
         policy="adaptive", size=size, delay=delay, max_latency=goal, queue_size=1000
     )
-    play = Play(fakes, batching)
+    play = Play(batching)
     play.batcher.seed((rows, cost(rows)) for rows in (1, 2, 4, 8, 16))
     for _ in range(workers):
         play.hire()

@@ -21,7 +21,7 @@ def fill(queue: JobQueue, *jobs: Job) -> None:
 # -- capacity --------------------------------------------------------------------------------------
 
 
-def test_a_seat_is_taken_until_its_job_leaves(make_job: Callable[..., Job]) -> None:
+def test_a_seat_is_taken_until_its_job_leaves(make_job):
     queue = JobQueue(2)
     first, second = make_job(), make_job()
     assert queue.has_capacity(NORMAL, 2)
@@ -34,15 +34,13 @@ def test_a_seat_is_taken_until_its_job_leaves(make_job: Callable[..., Job]) -> N
     assert queue.free_capacity(NORMAL) == 2
 
 
-def test_a_flood_of_one_class_leaves_the_seats_of_the_others_free(
-    make_job: Callable[..., Job],
-) -> None:
+def test_a_flood_of_one_class_leaves_the_seats_of_the_others_free(make_job):
     queue = JobQueue(2, {HIGH: 1})
     fill(queue, make_job(priority=LOW), make_job(priority=LOW))
     assert [queue.free_capacity(job) for job in Priority] == [1, 2, 0]
 
 
-def test_fewer_seats_turn_nobody_out(make_job: Callable[..., Job]) -> None:
+def test_fewer_seats_turn_nobody_out(make_job):
     queue = JobQueue(3)
     fill(queue, *(make_job() for _ in range(3)))
     queue.resize(1, {HIGH: 4})
@@ -56,7 +54,7 @@ def test_fewer_seats_turn_nobody_out(make_job: Callable[..., Job]) -> None:
 # -- the order -------------------------------------------------------------------------------------
 
 
-def test_the_queue_knows_who_waits_longest(make_job: Callable[..., Job]) -> None:
+def test_the_queue_knows_who_waits_longest(make_job):
     queue = JobQueue(9)
     fill(queue, make_job(3.0), make_job(4.0))
     assert (len(queue), queue.oldest_arrival) == (2, 3.0)
@@ -64,7 +62,7 @@ def test_the_queue_knows_who_waits_longest(make_job: Callable[..., Job]) -> None
     assert (len(queue), queue.oldest_arrival) == (1, 4.0)
 
 
-def test_who_is_overtaken_still_waits_longest(make_job: Callable[..., Job]) -> None:
+def test_who_is_overtaken_still_waits_longest(make_job):
     queue = JobQueue(9)
     old, urgent = make_job(3.0), make_job(5.0, order=2.0)
     fill(queue, old, urgent, make_job(4.0))
@@ -77,9 +75,7 @@ def test_who_is_overtaken_still_waits_longest(make_job: Callable[..., Job]) -> N
     assert queue.oldest_arrival == 6.0
 
 
-def test_jobs_leave_in_order_and_those_nobody_waits_for_are_left_out(
-    make_job: Callable[..., Job],
-) -> None:
+def test_jobs_leave_in_order_and_those_nobody_waits_for_are_left_out(make_job):
     queue = JobQueue(9)
     jobs = [make_job() for _ in range(6)]
     fill(queue, *jobs)
@@ -92,9 +88,9 @@ def test_jobs_leave_in_order_and_those_nobody_waits_for_are_left_out(
 
 
 @given(st.lists(st.integers(0, 5)))
-def test_the_queue_is_in_order_and_fair_within_it(orders: list[int]) -> None:
+def test_the_queue_is_in_order_and_fair_within_it(orders):
     queue = JobQueue(99)
-    names: dict[Job, int] = {}
+    names = {}
     for name, order in enumerate(orders):
         job = Job(None, 0.0, lambda _answer: None)  # type: ignore[arg-type]
         job.order = float(order)
@@ -105,7 +101,7 @@ def test_the_queue_is_in_order_and_fair_within_it(orders: list[int]) -> None:
     )
 
 
-def test_the_queue_can_be_put_into_another_order(make_job: Callable[..., Job]) -> None:
+def test_the_queue_can_be_put_into_another_order(make_job):
     queue = JobQueue(9)
     jobs = [make_job(float(arrived)) for arrived in range(4)]
     fill(queue, *jobs)
@@ -116,14 +112,12 @@ def test_the_queue_can_be_put_into_another_order(make_job: Callable[..., Job]) -
     assert queue.pop(9) == [jobs[1], jobs[2], jobs[0]]  # equals as they stood
 
 
-def test_the_queue_tells_deadlines_by_place(make_queue: Callable[..., JobQueue]) -> None:
+def test_the_queue_tells_deadlines_by_place(make_queue):
     queue = make_queue([3.0, math.inf, 5.0])
     assert [queue.deadline_at(place) for place in range(3)] == [3.0, math.inf, 5.0]
 
 
-def test_the_queue_knows_its_earliest_deadline_wherever_it_stands(
-    make_job: Callable[..., Job],
-) -> None:
+def test_the_queue_knows_its_earliest_deadline_wherever_it_stands(make_job):
     queue = JobQueue(9)
     assert queue.earliest_deadline == math.inf
     fill(queue, make_job(order=0.0))
@@ -143,9 +137,7 @@ def test_the_queue_knows_its_earliest_deadline_wherever_it_stands(
 
 @pytest.mark.parametrize("orders", [(1.0, 2.0, 3.0), (1.0, 1.0, 1.0), (3.0, 1.0, 2.0)])
 @pytest.mark.parametrize("leaves", [0, 1, 2])
-def test_a_job_can_leave_the_queue_wherever_it_stands(
-    make_job: Callable[..., Job], orders: tuple[float, ...], leaves: int
-) -> None:
+def test_a_job_can_leave_the_queue_wherever_it_stands(make_job, orders, leaves):
     queue = JobQueue(9)
     jobs = [make_job(order=order) for order in orders]
     fill(queue, *jobs)
@@ -157,7 +149,7 @@ def test_a_job_can_leave_the_queue_wherever_it_stands(
     assert queue.free_capacity(NORMAL) == 9
 
 
-def test_a_job_in_a_worker_has_no_place_to_give_up(make_job: Callable[..., Job]) -> None:
+def test_a_job_in_a_worker_has_no_place_to_give_up(make_job):
     queue = JobQueue(1)
     job = make_job()
     queue.append(job)
@@ -167,7 +159,7 @@ def test_a_job_in_a_worker_has_no_place_to_give_up(make_job: Callable[..., Job])
     assert queue.free_capacity(NORMAL) == 1
 
 
-def test_jobs_of_different_groups_never_share_a_batch(make_job: Callable[..., Job]) -> None:
+def test_jobs_of_different_groups_never_share_a_batch(make_job):
     queue = JobQueue(9)
     predict, explain, describe = Group
     groups = [predict, predict, explain, explain, describe, describe, predict]
@@ -181,7 +173,7 @@ def test_jobs_of_different_groups_never_share_a_batch(make_job: Callable[..., Jo
     assert taken == [jobs[:2], jobs[2:4], jobs[4:5], jobs[5:6], jobs[6:]]
 
 
-def test_so_many_are_dropped_as_is_asked_whatever_they_are(make_job: Callable[..., Job]) -> None:
+def test_so_many_are_dropped_as_is_asked_whatever_they_are(make_job):
     queue = JobQueue(9)
     jobs = [make_job(), make_job(0.0, Group.EXPLAIN), make_job(), make_job()]
     fill(queue, *jobs)
@@ -191,7 +183,7 @@ def test_so_many_are_dropped_as_is_asked_whatever_they_are(make_job: Callable[..
     assert queue.free_capacity(NORMAL) == 9
 
 
-def test_who_was_in_a_crash_goes_first_and_alone(make_job: Callable[..., Job]) -> None:
+def test_who_was_in_a_crash_goes_first_and_alone(make_job):
     queue = JobQueue(2)
     waiting = [make_job(1.0), make_job(2.0)]
     fill(queue, *waiting)
@@ -210,7 +202,7 @@ def test_who_was_in_a_crash_goes_first_and_alone(make_job: Callable[..., Job]) -
     assert queue.pop(9) == waiting
 
 
-def test_a_job_that_runs_alone_again_can_leave_the_queue_too(make_job: Callable[..., Job]) -> None:
+def test_a_job_that_runs_alone_again_can_leave_the_queue_too(make_job):
     queue = JobQueue(9)
     retried = make_job()
     retried.crashes = 1
@@ -220,7 +212,7 @@ def test_a_job_that_runs_alone_again_can_leave_the_queue_too(make_job: Callable[
     assert (len(queue), queue.free_capacity(NORMAL)) == (0, 9)
 
 
-def test_the_queue_can_be_cleared(make_job: Callable[..., Job]) -> None:
+def test_the_queue_can_be_cleared(make_job):
     queue = JobQueue(9)
     jobs = [make_job() for _ in range(3)]
     fill(queue, *jobs)
@@ -239,9 +231,7 @@ def suspected(make_job: Callable[..., Job], order: float) -> Job:
     return job
 
 
-def test_suspected_jobs_go_alone_in_their_turn_and_do_not_cut_the_batches_of_others(
-    make_job: Callable[..., Job],
-) -> None:
+def test_suspected_jobs_go_alone_in_their_turn_and_do_not_cut_the_batches_of_others(make_job):
     queue = JobQueue(9)
     jobs = [make_job(order=order) for order in (0.0, 2.0, 3.0)]
     suspect = suspected(make_job, 1.0)
@@ -253,9 +243,7 @@ def test_suspected_jobs_go_alone_in_their_turn_and_do_not_cut_the_batches_of_oth
     assert (len(queue), queue.free_capacity(NORMAL)) == (0, 9)
 
 
-def test_a_flood_of_suspected_jobs_gets_every_other_batch_and_half_of_the_seats(
-    make_job: Callable[..., Job],
-) -> None:
+def test_a_flood_of_suspected_jobs_gets_every_other_batch_and_half_of_the_seats(make_job):
     queue = JobQueue(9)
     suspects = [suspected(make_job, 0.0) for _ in range(4)]
     fill(queue, *suspects)
@@ -273,7 +261,7 @@ def test_a_flood_of_suspected_jobs_gets_every_other_batch_and_half_of_the_seats(
     ]
 
 
-def test_a_suspected_job_can_leave_the_queue(make_job: Callable[..., Job]) -> None:
+def test_a_suspected_job_can_leave_the_queue(make_job):
     queue = JobQueue(2)
     suspect = suspected(make_job, 0.0)
     queue.append(suspect)
@@ -282,9 +270,7 @@ def test_a_suspected_job_can_leave_the_queue(make_job: Callable[..., Job]) -> No
     assert (len(queue), queue.free_capacity(NORMAL)) == (0, 2)
 
 
-def test_a_job_that_is_not_the_cause_of_a_crash_returns_to_its_place(
-    make_job: Callable[..., Job],
-) -> None:
+def test_a_job_that_is_not_the_cause_of_a_crash_returns_to_its_place(make_job):
     queue = JobQueue(9)
     jobs = [make_job(order=order) for order in (0.0, 1.0, 2.0)]
     fill(queue, *jobs)
@@ -294,11 +280,11 @@ def test_a_job_that_is_not_the_cause_of_a_crash_returns_to_its_place(
 
 
 @given(st.data())
-def test_jobs_that_are_removed_together_leave_as_if_each_was_removed(data: st.DataObject) -> None:
+def test_jobs_that_are_removed_together_leave_as_if_each_was_removed(data):
     """Many of few, and few of many; some in a worker, retried or suspected."""
     size = data.draw(st.sampled_from([3, 200]))
     queues = JobQueue(1000), JobQueue(1000)
-    made: list[list[Job]] = [[], []]
+    made = [[], []]
     for number in range(size):
         priority, kind = data.draw(st.sampled_from(Priority)), data.draw(st.integers(0, 3))
         for queue, jobs in zip(queues, made, strict=True):

@@ -1,16 +1,15 @@
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from marserve.backend.protocol import Prediction
-from marserve.frontend.batching.jobs import Job, Stream, StreamBroken
+from marserve.frontend.batching.jobs import Stream, StreamBroken
 from marserve.frontend.errors import NoWorker, WorkerDied
 
 
-def test_the_first_answer_counts(make_job: Callable[..., Job]) -> None:
+def test_the_first_answer_counts(make_job):
     job = make_job()
     assert job.is_open
     job.resolve(Prediction(b"first"))
@@ -20,7 +19,7 @@ def test_the_first_answer_counts(make_job: Callable[..., Job]) -> None:
     assert job.future.result().body == b"first"
 
 
-def test_the_first_failure_counts(make_job: Callable[..., Job]) -> None:
+def test_the_first_failure_counts(make_job):
     job = make_job()
     job.fail(WorkerDied())
     job.fail(NoWorker("late"))
@@ -31,9 +30,7 @@ def test_the_first_failure_counts(make_job: Callable[..., Job]) -> None:
 @pytest.mark.parametrize(
     "answer", [lambda job: job.resolve(Prediction(b"")), lambda job: job.fail(WorkerDied())]
 )
-def test_an_answer_for_a_client_that_left_goes_nowhere(
-    make_job: Callable[..., Job], answer: Callable[[Job], None]
-) -> None:
+def test_an_answer_for_a_client_that_left_goes_nowhere(make_job, answer):
     job = make_job()
     job.cancel()
     assert not job.is_open
@@ -41,7 +38,7 @@ def test_an_answer_for_a_client_that_left_goes_nowhere(
     assert job.future.cancelled()
 
 
-def test_the_first_piece_is_the_answer_and_the_last_ends_it(make_job: Callable[..., Job]) -> None:
+def test_the_first_piece_is_the_answer_and_the_last_ends_it(make_job):
     job = make_job()
     job.push(Prediction(b"a", headers={"k": "v"}))
     job.push(Prediction(b"b"))
@@ -54,7 +51,7 @@ def test_the_first_piece_is_the_answer_and_the_last_ends_it(make_job: Callable[.
         assert job.is_open  # until it is read
 
 
-def test_a_job_whose_reader_left_is_not_open(make_job: Callable[..., Job]) -> None:
+def test_a_job_whose_reader_left_is_not_open(make_job):
     job = make_job()
     job.push(Prediction(b"a"))
     assert job.stream is not None
@@ -63,7 +60,7 @@ def test_a_job_whose_reader_left_is_not_open(make_job: Callable[..., Job]) -> No
     job.fail(WorkerDied())
 
 
-def test_pieces_for_a_client_that_left_go_nowhere(make_job: Callable[..., Job]) -> None:
+def test_pieces_for_a_client_that_left_go_nowhere(make_job):
     job = make_job()
     job.cancel()
     job.push(Prediction(b"a"))
@@ -72,7 +69,7 @@ def test_pieces_for_a_client_that_left_go_nowhere(make_job: Callable[..., Job]) 
 
 
 @pytest.fixture
-def stream() -> Stream:
+def stream():
     return Stream(Prediction(b"first"))
 
 
@@ -88,7 +85,7 @@ async def read(stream: Stream) -> list[Any]:
     return pieces
 
 
-def test_pieces_come_in_order_and_end(run: Callable[..., Any], stream: Stream) -> None:
+def test_pieces_come_in_order_and_end(run, stream):
     stream.push(b"second")
     stream.end()
     stream.push(b"too late")
@@ -96,8 +93,8 @@ def test_pieces_come_in_order_and_end(run: Callable[..., Any], stream: Stream) -
     assert run(read(stream)) == [b"first", b"second"]
 
 
-def test_a_reader_waits_for_the_next_piece(run: Callable[..., Any], stream: Stream) -> None:
-    async def scenario() -> None:
+def test_a_reader_waits_for_the_next_piece(run, stream):
+    async def scenario():
         reading = asyncio.ensure_future(read(stream))
         for piece in (b"second", b"third"):
             await asyncio.sleep(1)
@@ -109,17 +106,15 @@ def test_a_reader_waits_for_the_next_piece(run: Callable[..., Any], stream: Stre
     run(scenario())
 
 
-def test_what_came_before_it_broke_is_read(run: Callable[..., Any], stream: Stream) -> None:
+def test_what_came_before_it_broke_is_read(run, stream):
     stream.push(b"second")
     stream.break_off("Worker died.")
     assert not stream.is_open
     assert run(read(stream)) == [b"first", b"second", "Worker died."]
 
 
-def test_a_reader_that_is_too_far_behind_loses_its_answer(
-    run: Callable[..., Any], stream: Stream
-) -> None:
-    calls: list[bool] = []
+def test_a_reader_that_is_too_far_behind_loses_its_answer(run, stream):
+    calls = []
     stream.on_behind = lambda: calls.append(stream.is_open)
     stream.max_waiting_bytes = 10
     stream.push(b"12345")
@@ -129,9 +124,7 @@ def test_a_reader_that_is_too_far_behind_loses_its_answer(
     assert run(read(stream)) == ["the client is too slow"]
 
 
-def test_any_amount_may_wait_where_there_is_no_limit(
-    run: Callable[..., Any], stream: Stream
-) -> None:
+def test_any_amount_may_wait_where_there_is_no_limit(run, stream):
     pieces = [bytes([number]) * 1000 for number in range(100)]
     for piece in pieces:
         stream.push(piece)
@@ -143,13 +136,8 @@ def test_any_amount_may_wait_where_there_is_no_limit(
     ("end", "told"),
     [(Stream.end, (True, "")), (lambda stream: stream.break_off("no"), (False, "no"))],
 )
-def test_the_end_is_reported_once_with_whether_it_was_complete(
-    end: Callable[[Stream], None],
-    told: tuple[bool, str],
-    run: Callable[..., Any],
-    stream: Stream,
-) -> None:
-    calls: list[tuple[bool, str]] = []
+def test_the_end_is_reported_once_with_whether_it_was_complete(end, told, run, stream):
+    calls = []
     stream.on_close = lambda *call: calls.append(call)
     end(stream)
     run(read(stream))
@@ -157,18 +145,16 @@ def test_the_end_is_reported_once_with_whether_it_was_complete(
     assert calls == [told]
 
 
-def test_a_reader_that_leaves_early_leaves_an_incomplete_answer(stream: Stream) -> None:
-    calls: list[tuple[bool, str]] = []
+def test_a_reader_that_leaves_early_leaves_an_incomplete_answer(stream):
+    calls = []
     stream.on_close = lambda *call: calls.append(call)
     stream.close()
     stream.push(b"into the void")
     assert (stream.is_open, calls) == (False, [(False, "")])
 
 
-def test_what_waits_for_the_reader_is_told_until_nothing_does(
-    run: Callable[..., Any], stream: Stream
-) -> None:
-    told: list[int] = []
+def test_what_waits_for_the_reader_is_told_until_nothing_does(run, stream):
+    told = []
     stream.on_waiting = told.append
     stream.push(b"123")
     stream.fall_behind("too slow")
@@ -191,12 +177,12 @@ class Reads:
         return count > self.step
 
 
-def test_a_piece_is_read_when_the_reader_wants_the_next(run: Callable[..., Any]) -> None:
+def test_a_piece_is_read_when_the_reader_wants_the_next(run):
     reads = Reads(0)
     stream = Stream(Prediction(b"first"), reads)
     stream.push(b"second")
 
-    async def scenario() -> None:
+    async def scenario():
         pieces = aiter(stream.pieces())
         assert (await anext(pieces), reads.counts) == (b"first", [])
         assert (await anext(pieces), reads.counts) == (b"second", [5])
@@ -208,7 +194,7 @@ def test_a_piece_is_read_when_the_reader_wants_the_next(run: Callable[..., Any])
     run(scenario())
 
 
-def test_few_bytes_are_reported_with_later_ones(run: Callable[..., Any]) -> None:
+def test_few_bytes_are_reported_with_later_ones(run):
     reads = Reads(9)
     stream = Stream(Prediction(b"12345"), reads)
     for _ in range(4):
@@ -221,14 +207,12 @@ def test_few_bytes_are_reported_with_later_ones(run: Callable[..., Any]) -> None
 @pytest.mark.parametrize(
     "drop", [Stream.close, lambda stream: (stream.fall_behind("slow"), stream.close())]
 )
-def test_what_nothing_reads_any_more_counts_as_read(
-    drop: Callable[[Stream], object], run: Callable[..., Any]
-) -> None:
+def test_what_nothing_reads_any_more_counts_as_read(drop, run):
     reads = Reads(0)
     stream = Stream(Prediction(b"first"), reads)
     stream.push(b"second")
 
-    async def scenario() -> None:
+    async def scenario():
         pieces = stream.pieces()
         await anext(pieces)
         drop(stream)
@@ -240,9 +224,7 @@ def test_what_nothing_reads_any_more_counts_as_read(
 
 
 @pytest.mark.parametrize("end", [lambda job: job.cancel(), lambda job: job.fail(WorkerDied())])
-def test_pieces_for_a_client_that_has_its_answer_count_as_read(
-    end: Callable[[Job], None], make_job: Callable[..., Job]
-) -> None:
+def test_pieces_for_a_client_that_has_its_answer_count_as_read(end, make_job):
     reads = Reads(0)
     job = make_job()
     end(job)

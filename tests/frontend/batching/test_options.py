@@ -1,6 +1,5 @@
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -49,9 +48,7 @@ def measured(*points: tuple[int, float]) -> LatencyModel:
         ),
     ],
 )
-def test_a_contradiction_is_refused_with_field_value_and_rule(
-    fields: dict[str, Any], message: str
-) -> None:
+def test_a_contradiction_is_refused_with_field_value_and_rule(fields, message):
     with pytest.raises(ValueError) as refused:
         Batching(**fields).check()
     assert str(refused.value) == message
@@ -68,11 +65,11 @@ def test_a_contradiction_is_refused_with_field_value_and_rule(
         Batching(size=128, is_automatic=True, compiled_sizes=(1, 4)),
     ],
 )
-def test_what_goes_together_is_let_pass(batching: Batching) -> None:
+def test_what_goes_together_is_let_pass(batching):
     assert batching.check() is batching
 
 
-def test_a_goal_below_what_a_request_takes_is_refused() -> None:
+def test_a_goal_below_what_a_request_takes_is_refused():
     batching = Batching(policy="adaptive", max_latency=0.005)
     with pytest.raises(ValueError) as refused:
         batching.checked_against(measured((1, 0.0123), (8, 0.05)))
@@ -93,7 +90,7 @@ def test_a_goal_below_what_a_request_takes_is_refused() -> None:
         (0.01, measured((2, 0.05))),
     ],
 )
-def test_only_what_is_known_stands_against_a_goal(goal: float, costs: LatencyModel) -> None:
+def test_only_what_is_known_stands_against_a_goal(goal, costs):
     batching = Batching(policy="adaptive", max_latency=goal)
     assert batching.checked_against(costs) is batching
 
@@ -113,7 +110,7 @@ def test_only_what_is_known_stands_against_a_goal(goal: float, costs: LatencyMod
         ({"policy": "adaptive"}, {"policy": "adaptive"}),
     ],
 )
-def test_what_follows_from_a_change(changes: dict[str, Any], implied: dict[str, Any]) -> None:
+def test_what_follows_from_a_change(changes, implied):
     assert with_implied(changes) == implied
 
 
@@ -126,24 +123,24 @@ def test_what_follows_from_a_change(changes: dict[str, Any], implied: dict[str, 
         ({"size": 128, "compiled_sizes": (1, 4)}, 4),
     ],
 )
-def test_the_largest_batch_there_can_be(fields: dict[str, Any], max_size: int) -> None:
+def test_the_largest_batch_there_can_be(fields, max_size):
     assert Batching(**fields).max_size == max_size
 
 
 @pytest.mark.parametrize(("sizes", "runs"), [((), [1, 3, 5, 9]), ((2, 4, 8), [2, 4, 8, 9])])
-def test_requests_run_as_the_next_compiled_size(sizes: tuple[int, ...], runs: list[int]) -> None:
+def test_requests_run_as_the_next_compiled_size(sizes, runs):
     batching = Batching(compiled_sizes=sizes)
     assert [batching.run_as(size) for size in (1, 3, 5, 9)] == runs
 
 
-def test_no_goal_is_an_infinite_one() -> None:
+def test_no_goal_is_an_infinite_one():
     assert (Batching().goal, Batching(max_latency=0.05).goal) == (math.inf, 0.05)
 
 
 # -- the policy ------------------------------------------------------------------------------------
 
 
-def test_each_name_makes_its_policy() -> None:
+def test_each_name_makes_its_policy():
     settings = Batching(size=6, delay=0.2, num_requests=16, max_latency=0.5)
     costs = LatencyModel()
     made = {

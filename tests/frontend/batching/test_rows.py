@@ -1,5 +1,4 @@
 import itertools
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,9 +18,9 @@ class Source:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc-"), st.integers(0, 4))))
-def test_blocks_are_neighbours_of_one_request_and_hold_all_rows(batch: Any) -> None:
+def test_blocks_are_neighbours_of_one_request_and_hold_all_rows(batch):
     sources = {name: Source(name) for name in "abc"}
-    inputs: list[Input] = [
+    inputs = [
         Input("plain", {}, [])
         if name == "-"
         else RowInput(f"{name}.{place}", {}, [], sources[name], place, 1)
@@ -49,7 +48,7 @@ def test_blocks_are_neighbours_of_one_request_and_hold_all_rows(batch: Any) -> N
             assert int(after.id[2:].partition("+")[0]) != end  # else it were one block
 
 
-def test_the_first_row_of_a_block_has_its_answer() -> None:
+def test_the_first_row_of_a_block_has_its_answer():
     a, b = Prediction(b"a"), Prediction(b"b")
     rest = REST_OF_BLOCK
     assert for_each_row([a, b], [1, 3]) == [a, b, rest, rest]

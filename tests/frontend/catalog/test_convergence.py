@@ -159,10 +159,8 @@ BROKEN = st.sets(st.sampled_from(["a", "b", "c", "reconfigure", "workers"]))
 
 @settings(max_examples=60)
 @given(path=st.lists(st.tuples(catalogs(), BROKEN), min_size=1, max_size=4))
-def test_whatever_fails_what_is_wanted_is_served_and_in_the_end_all_of_it(
-    path: list[tuple[Catalog, set[str]]],
-) -> None:
-    async def scenario() -> None:
+def test_whatever_fails_what_is_wanted_is_served_and_in_the_end_all_of_it(path):
+    async def scenario():
         world = World()
         for catalog, broken in path:
             world.manager.broken = broken
@@ -189,8 +187,8 @@ def test_whatever_fails_what_is_wanted_is_served_and_in_the_end_all_of_it(
     asyncio.run(scenario())
 
 
-def test_what_fails_is_tried_again_less_and_less_often(run: Call) -> None:
-    async def scenario() -> None:
+def test_what_fails_is_tried_again_less_and_less_often(run):
+    async def scenario():
         world, loop = World(), asyncio.get_running_loop()
         world.manager.broken = {"a"}
         await world.want(one("1", "a"))
@@ -212,8 +210,8 @@ def test_what_fails_is_tried_again_less_and_less_often(run: Call) -> None:
     run(scenario())
 
 
-def test_until_the_first_catalog_is_served_the_server_is_not_ready(run: Call) -> None:
-    async def scenario() -> None:
+def test_until_the_first_catalog_is_served_the_server_is_not_ready(run):
+    async def scenario():
         world = World()
         registry = world.registry
         assert not registry.catalog_progress.is_known
@@ -234,8 +232,8 @@ def test_until_the_first_catalog_is_served_the_server_is_not_ready(run: Call) ->
     run(scenario())
 
 
-def test_the_minimum_of_workers_rises_when_they_are_there(run: Call) -> None:
-    async def scenario() -> None:
+def test_the_minimum_of_workers_rises_when_they_are_there(run):
+    async def scenario():
         world = World()
         await world.want(one("1", "a", workers=(1, 1)))
         await world.want(one("1", "a", workers=(3, 4)))
@@ -253,8 +251,8 @@ def test_the_minimum_of_workers_rises_when_they_are_there(run: Call) -> None:
     run(scenario())
 
 
-def test_a_registration_that_is_not_wanted_any_more_is_given_up(run: Call) -> None:
-    async def scenario() -> None:
+def test_a_registration_that_is_not_wanted_any_more_is_given_up(run):
+    async def scenario():
         world = World()
         world.manager.seconds = 60.0
         async with BackgroundTasks() as background:
@@ -272,8 +270,8 @@ def test_a_registration_that_is_not_wanted_any_more_is_given_up(run: Call) -> No
     run(scenario())
 
 
-def test_what_changes_while_a_model_loads_is_no_reason_to_load_it_again(run: Call) -> None:
-    async def scenario() -> None:
+def test_what_changes_while_a_model_loads_is_no_reason_to_load_it_again(run):
+    async def scenario():
         world = World()
         world.manager.seconds = 60.0
         async with BackgroundTasks() as background:
@@ -290,10 +288,10 @@ def test_what_changes_while_a_model_loads_is_no_reason_to_load_it_again(run: Cal
     run(scenario())
 
 
-def test_what_is_not_of_the_catalog_is_left_alone(run: Call) -> None:
-    async def scenario() -> None:
+def test_what_is_not_of_the_catalog_is_left_alone(run):
+    async def scenario():
         world = World()
-        node: Any = Model("m", "1", "m.mar")
+        node = Model("m", "1", "m.mar")
         world.registry.add(node)
         await world.want({})
         assert list(world.registry) == [node]
@@ -305,8 +303,8 @@ def test_what_is_not_of_the_catalog_is_left_alone(run: Call) -> None:
     run(scenario())
 
 
-def test_a_retry_that_is_under_way_is_no_reason_to_wake(run: Call) -> None:
-    async def scenario() -> None:
+def test_a_retry_that_is_under_way_is_no_reason_to_wake(run):
+    async def scenario():
         world, loop = World(), asyncio.get_running_loop()
         world.manager.broken = {"a"}
         await world.want(one("1", "a"))
@@ -322,8 +320,8 @@ def test_a_retry_that_is_under_way_is_no_reason_to_wake(run: Call) -> None:
     run(scenario())
 
 
-def test_a_model_that_cannot_be_read_is_told_and_stays_as_it_is(run: Call) -> None:
-    async def scenario() -> None:
+def test_a_model_that_cannot_be_read_is_told_and_stays_as_it_is(run):
+    async def scenario():
         world = World()
         served = {**one("1", "a"), "n": CatalogModel("1", {"1": ModelEntry("n")})}
         await world.want(served)
@@ -348,21 +346,19 @@ def test_a_model_that_cannot_be_read_is_told_and_stays_as_it_is(run: Call) -> No
 
 
 @pytest.mark.parametrize("kind", ["cannot be read", "cannot be loaded"])
-def test_the_work_for_models_that_fail_is_linear(
-    kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_work_for_models_that_fail_is_linear(kind, caplog):
     if kind == "cannot be read":
         model = CatalogModel("", {}, wrong="of an unknown word")
     else:
         model = CatalogModel("1", {"1": ModelEntry("a")})
 
-    async def scenario(count: int) -> World:
+    async def scenario(count):
         world = World()
         world.manager.broken = {"a"}
         await world.want({f"m{number}": model for number in range(count)})
         return world
 
-    def follow(count: int) -> None:
+    def follow(count):
         """Follow a catalog of ``count`` models, all of which fail."""
         caplog.clear()
         world = asyncio.run(scenario(count))
@@ -380,8 +376,8 @@ def test_the_work_for_models_that_fail_is_linear(
         assert len(line) < 500
 
 
-def test_a_setting_that_cannot_be_changed_is_told_and_the_model_serves_on(run: Call) -> None:
-    async def scenario() -> None:
+def test_a_setting_that_cannot_be_changed_is_told_and_the_model_serves_on(run):
+    async def scenario():
         world = World()
         await world.want(one("1", "a", settings={"size": 2}))
         world.manager.broken = {"reconfigure"}
@@ -393,8 +389,8 @@ def test_a_setting_that_cannot_be_changed_is_told_and_the_model_serves_on(run: C
 
 
 @pytest.mark.parametrize("url", ["a", "b"])
-def test_a_version_with_another_archive_is_replaced(run: Call, url: str) -> None:
-    async def scenario() -> None:
+def test_a_version_with_another_archive_is_replaced(run, url):
+    async def scenario():
         world = World()
         await world.want(one("1", "old"))
         entry = replace(ModelEntry("old"), url=url)

@@ -45,7 +45,7 @@ FULL = text(
 )
 
 
-def test_what_is_read() -> None:
+def test_what_is_read():
     catalog = read_catalog(FULL)
     digits, other = catalog["digits"], catalog["other"]
     assert (digits.default, other.default) == ("2.0", "1")
@@ -82,14 +82,14 @@ ROWS = [row for row in SETTINGS if "models" in row.sources and row.key not in WO
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.key)
-def test_every_setting_is_read(row: Any) -> None:
+def test_every_setting_is_read(row):
     flags = ("isolateFailures", "retryOnWorkerDeath", "dynamicBatchSize")
     value = SAMPLES.get(row.key, False if row.key in flags else 7)
     catalog = read_catalog(text(m={"1": {"url": "m.mar", row.key: value}}))
     assert row.attribute in catalog["m"].versions["1"].settings
 
 
-def test_no_part_of_a_catalog_is_one() -> None:
+def test_no_part_of_a_catalog_is_one():
     whole = FULL.strip()
     for length in range(len(whole)):
         with pytest.raises(WrongCatalog):
@@ -110,7 +110,7 @@ def test_no_part_of_a_catalog_is_one() -> None:
         (b" " * (MAX_BYTES + 1), "longer than"),
     ],
 )
-def test_what_is_no_catalog_is_refused_with_the_reason(document: bytes, why: str) -> None:
+def test_what_is_no_catalog_is_refused_with_the_reason(document, why):
     with pytest.raises(WrongCatalog) as caught:
         read_catalog(document)
     assert why in str(caught.value)
@@ -141,7 +141,7 @@ def test_what_is_no_catalog_is_refused_with_the_reason(document: bytes, why: str
         (text(**{"m" * 10_000: 1}), "mmm..."),
     ],
 )
-def test_a_wrong_model_says_why_and_stops_no_other(document: bytes, why: str) -> None:
+def test_a_wrong_model_says_why_and_stops_no_other(document, why):
     models = {**json.loads(document)["models"], "other": {"1": {"url": "other.mar"}}}
     catalog = read_catalog(text(**models))
     wrong, other = catalog.values()
@@ -151,7 +151,7 @@ def test_a_wrong_model_says_why_and_stops_no_other(document: bytes, why: str) ->
     assert (wrong.versions, other.wrong, [*other.versions]) == ({}, "", ["1"])
 
 
-def test_models_that_are_nested_deeply_can_be_compared() -> None:
+def test_models_that_are_nested_deeply_can_be_compared():
     with ThreadPoolExecutor(1) as thread:  # which has more recursion left
         for depth in range(900, 1000):
             document = b'{"models": {"m": %s}}' % (b"[" * depth + b"]" * depth)
@@ -160,7 +160,7 @@ def test_models_that_are_nested_deeply_can_be_compared() -> None:
                 assert one == other
 
 
-def test_entries_are_alike_however_they_are_spelt() -> None:
+def test_entries_are_alike_however_they_are_spelt():
     one = read_catalog(text(m={"1": {"url": "m.mar", "batch_policy": "greedy"}}))
     other = read_catalog(text(m={"1": {"batchPolicy": "greedy", "url": "m.mar"}}))
     assert one == other

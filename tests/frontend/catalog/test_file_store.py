@@ -17,7 +17,7 @@ def read(store: FileStore, known: str = "") -> tuple[bytes, str]:
     return document
 
 
-def test_a_file_is_read_again_when_its_content_differs(tmp_path: Path) -> None:
+def test_a_file_is_read_again_when_its_content_differs(tmp_path):
     path = tmp_path / "models.json"
     path.write_bytes(b"first")
     store = FileStore(path)
@@ -27,7 +27,7 @@ def test_a_file_is_read_again_when_its_content_differs(tmp_path: Path) -> None:
     assert read(store, revision)[0] == b"other"
 
 
-def test_a_directory_stands_for_the_catalog_in_it(tmp_path: Path) -> None:
+def test_a_directory_stands_for_the_catalog_in_it(tmp_path):
     (tmp_path / "catalog.json").write_bytes(b"text")
     assert read(FileStore(tmp_path))[0] == b"text"
 
@@ -43,7 +43,7 @@ def config_map(directory: Path, text: bytes, name: str) -> None:
 
 
 @pytest.mark.parametrize("named", ["", "catalog.json"])
-def test_a_config_map_is_followed(tmp_path: Path, named: str) -> None:
+def test_a_config_map_is_followed(tmp_path, named):
     config_map(tmp_path, b"first", "2026_1")
     store = FileStore(tmp_path / named)
     first = read(store)
@@ -52,14 +52,14 @@ def test_a_config_map_is_followed(tmp_path: Path, named: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing", "missing/deep", "directory", "pipe"])
-def test_what_cannot_be_read_is_told_at_once(tmp_path: Path, name: str) -> None:
+def test_what_cannot_be_read_is_told_at_once(tmp_path, name):
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StoreFailed):
         read(FileStore(tmp_path / name))
 
 
-def test_no_more_is_read_than_a_catalog_may_have(tmp_path: Path) -> None:
+def test_no_more_is_read_than_a_catalog_may_have(tmp_path):
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(1 << 40)

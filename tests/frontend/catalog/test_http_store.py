@@ -6,7 +6,6 @@ import gzip
 import socket
 import threading
 import tracemalloc
-from collections.abc import Iterator
 
 import pytest
 from object_store import ObjectStore
@@ -17,7 +16,7 @@ from marserve.frontend.catalog.store import StoreFailed
 
 
 @pytest.fixture(params=["http", "s3"])
-def objects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator:
+def objects(request, monkeypatch):
     """Objects, one of them a catalog; and the store that reads it."""
     is_s3 = request.param == "s3"
     with ObjectStore(is_signed=is_s3).served() as objects:
@@ -29,7 +28,7 @@ def objects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("is_weak", [False, True])
-def test_an_object_is_read_again_when_its_etag_differs(objects, is_weak: bool) -> None:
+def test_an_object_is_read_again_when_its_etag_differs(objects, is_weak):
     objects, store = objects
     objects.is_weak = is_weak
     document = asyncio.run(store.read())
@@ -40,7 +39,7 @@ def test_an_object_is_read_again_when_its_etag_differs(objects, is_weak: bool) -
     assert [status for _, status in objects.requests] == [200, 304, 200]
 
 
-def test_what_is_not_there_is_told(objects) -> None:
+def test_what_is_not_there_is_told(objects):
     objects, store = objects
     revision = asyncio.run(store.read()).revision
     objects.objects.clear()
@@ -48,16 +47,14 @@ def test_what_is_not_there_is_told(objects) -> None:
         asyncio.run(store.read(revision))
 
 
-def test_no_more_is_read_than_a_catalog_may_have(objects) -> None:
+def test_no_more_is_read_than_a_catalog_may_have(objects):
     objects, store = objects
     objects.objects["/bucket/a%20b.json"] = bytes(MAX_BYTES + 1)
     with pytest.raises(StoreFailed, match="longer than"):
         asyncio.run(store.read())
 
 
-def test_who_may_not_read_is_told_in_the_words_of_s3(
-    objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_may_not_read_is_told_in_the_words_of_s3(objects, monkeypatch):
     objects, store = objects
     objects.is_signed = True
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
@@ -65,7 +62,7 @@ def test_who_may_not_read_is_told_in_the_words_of_s3(
         asyncio.run(store.read())
 
 
-def test_nobody_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_there_is_told(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     store = HttpStore("http://127.0.0.1:1/catalog.json", 2.0)
     with pytest.raises(StoreFailed):
@@ -73,12 +70,12 @@ def test_nobody_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def raw() -> Iterator[list]:
+def raw():
     """A server whose answer is the bytes that are put into the list; its port comes first."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        answers: list = [listener.getsockname()[1]]
+        answers = [listener.getsockname()[1]]
 
-        def serve() -> None:
+        def serve():
             with contextlib.suppress(OSError):
                 while True:
                     client, _ = listener.accept()
@@ -106,9 +103,7 @@ def raw() -> Iterator[list]:
         b"",
     ],
 )
-def test_a_malformed_answer_is_neither_quoted_whole_nor_are_secrets(
-    raw: list, answer: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_malformed_answer_is_neither_quoted_whole_nor_are_secrets(raw, answer, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     raw.append(answer)
     url = f"http://user:pass@127.0.0.1:{raw[0]}/c.json?X-Amz-Signature=topsecret&token=t0ken"
@@ -132,7 +127,7 @@ def test_a_malformed_answer_is_neither_quoted_whole_nor_are_secrets(
         "s3://user:pass@/c",
     ],
 )
-def test_no_failure_names_secrets_of_the_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_failure_names_secrets_of_the_url(url, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
@@ -144,7 +139,7 @@ def test_no_failure_names_secrets_of_the_url(url: str, monkeypatch: pytest.Monke
         assert "topsecret" not in text
 
 
-def test_a_gzip_bomb_is_not_decoded(raw: list, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gzip_bomb_is_not_decoded(raw, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     bomb = gzip.compress(bytes(256 << 20), 9)
     assert len(bomb) < MAX_BYTES
@@ -163,6 +158,6 @@ def test_a_gzip_bomb_is_not_decoded(raw: list, monkeypatch: pytest.MonkeyPatch) 
         tracemalloc.stop()
 
 
-def test_no_secret_of_a_url_is_told() -> None:
+def test_no_secret_of_a_url_is_told():
     store = HttpStore("https://user:secret@host:1/c.json?signature=x", 1.0)
     assert store.place == "https://host:1/c.json"

@@ -84,9 +84,7 @@ class Registry:
 
 
 @given(wanted=MAYBE, registered=MAYBE)
-def test_a_plan_leads_to_what_is_wanted(
-    wanted: CatalogModel | None, registered: CatalogModel | None
-) -> None:
+def test_a_plan_leads_to_what_is_wanted(wanted, registered):
     registry = Registry(registered)
     for step in plan(wanted, registered):
         registry.take(step)
@@ -97,9 +95,7 @@ def test_a_plan_leads_to_what_is_wanted(
 
 
 @given(wanted=models(), registered=models())
-def test_the_default_moves_to_what_is_there_and_stays_until_then(
-    wanted: CatalogModel, registered: CatalogModel
-) -> None:
+def test_the_default_moves_to_what_is_there_and_stays_until_then(wanted, registered):
     steps = plan(wanted, registered)
     kinds = [type(step) for step in steps]
     if SetDefault in kinds:
@@ -108,10 +104,10 @@ def test_the_default_moves_to_what_is_there_and_stays_until_then(
         assert Unregister not in kinds[:at]
 
 
-def test_a_version_is_changed_in_place_where_that_can_be() -> None:
+def test_a_version_is_changed_in_place_where_that_can_be():
     old = ModelEntry("a.mar", workers=(1, 1), settings={"size": 1})
 
-    def steps_to(new: ModelEntry) -> list[str]:
+    def steps_to(new):
         there = CatalogModel("1", {"1": old})
         return [type(step).__name__ for step in plan(CatalogModel("1", {"1": new}), there)]
 

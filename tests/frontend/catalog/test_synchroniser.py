@@ -3,10 +3,8 @@
 import asyncio
 import datetime as dt
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
-
-import pytest
 
 from marserve.frontend.catalog.convergence import Convergence
 from marserve.frontend.catalog.store import Document, StoreFailed
@@ -63,8 +61,8 @@ def watch(place: Place) -> tuple[Synchroniser, Convergence]:
     return Synchroniser(place, convergence, metrics, **timing), convergence
 
 
-def test_it_is_looked_at_again_and_again_and_not_by_all_at_once(run: Call) -> None:
-    async def scenario() -> None:
+def test_it_is_looked_at_again_and_again_and_not_by_all_at_once(run):
+    async def scenario():
         place = Place()
         synchroniser, convergence = watch(place)
         async with synchroniser.running():
@@ -87,8 +85,8 @@ def test_it_is_looked_at_again_and_again_and_not_by_all_at_once(run: Call) -> No
     run(scenario())
 
 
-def test_a_silent_place_does_not_hold_up_the_start(run: Call) -> None:
-    async def scenario() -> None:
+def test_a_silent_place_does_not_hold_up_the_start(run):
+    async def scenario():
         place, loop = Place(), asyncio.get_running_loop()
         place.is_silent = True
         synchroniser, convergence = watch(place)
@@ -104,14 +102,12 @@ def test_a_silent_place_does_not_hold_up_the_start(run: Call) -> None:
     run(scenario())
 
 
-def test_a_catalog_whose_application_failed_is_applied_at_the_next_look(
-    run: Call, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario() -> None:
+def test_a_catalog_whose_application_failed_is_applied_at_the_next_look(run, monkeypatch, caplog):
+    async def scenario():
         place = Place()
         synchroniser, convergence = watch(place)
 
-        def fail(*_: object) -> Iterator[None]:
+        def fail(*_):
             monkeypatch.undo()
             yield
             raise RecursionError("too deep")
@@ -127,8 +123,8 @@ def test_a_catalog_whose_application_failed_is_applied_at_the_next_look(
     assert "too deep" in caplog.text
 
 
-def test_what_is_told_of_it(run: Call) -> None:
-    async def scenario() -> None:
+def test_what_is_told_of_it(run):
+    async def scenario():
         place = Place(ONE)
         synchroniser, _ = watch(place)
         before = dt.datetime.now(dt.UTC)

@@ -26,7 +26,7 @@ parse = listener_address(80, 443).from_text
         ("unix:/" + "p" * 106, UnixAddress(Path("/" + "p" * 106))),
     ],
 )
-def test_an_address_is_read(text: str, expected: object) -> None:
+def test_an_address_is_read(text, expected):
     assert parse(text) == expected
 
 
@@ -48,7 +48,7 @@ def test_an_address_is_read(text: str, expected: object) -> None:
         ("unix:/" + "é" * 54, "a path of at most 107 bytes"),
     ],
 )
-def test_what_is_no_address_is_refused(text: str, allowed: str) -> None:
+def test_what_is_no_address_is_refused(text, allowed):
     with pytest.raises(ValueError, match=allowed):
         parse(text)
 
@@ -68,13 +68,11 @@ def test_what_is_no_address_is_refused(text: str, allowed: str) -> None:
     ],
 )
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_only_what_is_surely_loopback_counts_as_private(
-    host: str, scheme: str, is_private: bool
-) -> None:
+def test_only_what_is_surely_loopback_counts_as_private(host, scheme, is_private):
     assert Address(host, 1, scheme).is_private is is_private
 
 
-def test_a_unix_socket_is_private() -> None:
+def test_a_unix_socket_is_private():
     assert UnixAddress(Path("/s")).is_private
 
 
@@ -82,14 +80,14 @@ def test_a_unix_socket_is_private() -> None:
     "url",
     ["http://127.0.0.1:8080", "https://[::1]:8080", "unix:/tmp/socket"],
 )
-def test_an_address_shows_as_it_was_written(url: str) -> None:
+def test_an_address_shows_as_it_was_written(url):
     assert parse(url).url == url
 
 
 @pytest.mark.parametrize("port", [0, 1])
 @pytest.mark.parametrize("host", ["a", "b"])
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_only_one_fixed_address_cannot_speak_two_schemes(host: str, port: int, scheme: str) -> None:
+def test_only_one_fixed_address_cannot_speak_two_schemes(host, port, scheme):
     addresses = [UnixAddress(Path("/s")), Address("a", port), Address(host, port, scheme)]
     if (host, port, scheme) == ("a", 1, "https"):
         with pytest.raises(ValueError, match=r"^http://a:1 and https://a:1 cannot both be served$"):
@@ -98,7 +96,7 @@ def test_only_one_fixed_address_cannot_speak_two_schemes(host: str, port: int, s
         check_schemes(addresses)
 
 
-def test_the_types_of_key_stores() -> None:
+def test_the_types_of_key_stores():
     assert (KEYSTORE_TYPE.from_text("pkcs12"), KEYSTORE_TYPE.from_text("JKS")) == ("PKCS12", "JKS")
     with pytest.raises(ValueError, match="PKCS12"):
         KEYSTORE_TYPE.from_text("BKS")

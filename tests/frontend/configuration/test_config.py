@@ -19,7 +19,7 @@ ENVIRONMENT_ON = "enable_envvars_config=true\n"
 
 
 @pytest.fixture(autouse=True)
-def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _working_directory(tmp_path, monkeypatch):
     (tmp_path / "store").mkdir()
     monkeypatch.chdir(tmp_path)
 
@@ -32,13 +32,13 @@ def load(text: str = "", environ: Mapping[str, str] | None = None, **flags: str)
 # -- which file ------------------------------------------------------------------------------------
 
 
-def test_without_a_file_the_defaults_hold() -> None:
+def test_without_a_file_the_defaults_hold():
     config = load_config({"model_store": "store"}, environ={})
     assert config.inference_address == Address("127.0.0.1", 8080)
     assert "Configuration file: none." in config.notes
 
 
-def test_the_file_of_the_environment_beats_the_flag_and_the_flag_the_working_directory() -> None:
+def test_the_file_of_the_environment_beats_the_flag_and_the_flag_the_working_directory():
     for number, name in enumerate(["config.properties", "flag", "environment"], start=1):
         Path(name).write_text(f"model_store=store\njob_queue_size={number}")
     in_environment = {"TS_CONFIG_FILE": "environment"}
@@ -51,12 +51,12 @@ def test_the_file_of_the_environment_beats_the_flag_and_the_flag_the_working_dir
     ("flag", "variable", "by"),
     [("gone", "", "--ts-config"), ("flag", "gone", r"TS_CONFIG_FILE \(environment\):")],
 )
-def test_a_named_file_must_exist(flag: str, variable: str, by: str) -> None:
+def test_a_named_file_must_exist(flag, variable, by):
     with pytest.raises(ConfigError, match=f"{by} file not found: gone"):
         load_config(ts_config=flag, environ={"TS_CONFIG_FILE": variable})
 
 
-def test_a_store_is_known_without_dots_as_the_system_finds_it() -> None:
+def test_a_store_is_known_without_dots_as_the_system_finds_it():
     # A snapshot names archives by their place in the store: it must be seen that they lie in it.
     Path("elsewhere/inner").mkdir(parents=True)
     Path("elsewhere/store").mkdir()
@@ -65,7 +65,7 @@ def test_a_store_is_known_without_dots_as_the_system_finds_it() -> None:
     assert config.model_store == Path("elsewhere/store").resolve()
 
 
-def test_a_snapshot_without_a_store_that_nobody_named_is_reported_as_the_reason() -> None:
+def test_a_snapshot_without_a_store_that_nobody_named_is_reported_as_the_reason():
     Path("config.properties").write_text("model_store=.")
     Path("snapshots").mkdir()
     Path("snapshots/a.cfg").write_text('model_snapshot={"modelCount": 0}\n')
@@ -75,7 +75,7 @@ def test_a_snapshot_without_a_store_that_nobody_named_is_reported_as_the_reason(
         load_config(environ={}, snapshots=Path("snapshots"))
 
 
-def test_a_file_that_is_not_utf8_is_read_as_java_reads_it() -> None:
+def test_a_file_that_is_not_utf8_is_read_as_java_reads_it():
     Path("\xe4").mkdir()
     Path("config.properties").write_bytes(b"# se\xf1or\nmodel_store=\xe4")
     config = load_config(environ={})
@@ -83,7 +83,7 @@ def test_a_file_that_is_not_utf8_is_read_as_java_reads_it() -> None:
     assert "config.properties is not UTF-8; it is read in Latin-1, as Java." in config.warnings
 
 
-def test_a_file_that_cannot_be_read_is_refused() -> None:
+def test_a_file_that_cannot_be_read_is_refused():
     Path("folder").mkdir()
     Path("config.properties").symlink_to("/proc/self/mem")
     with pytest.raises(ConfigError, match="Cannot read the configuration file"):
@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_read_is_refused() -> None:
 # -- which value -----------------------------------------------------------------------------------
 
 
-def test_flag_beats_file_and_environment_beats_flag() -> None:
+def test_flag_beats_file_and_environment_beats_flag():
     environ = {"TS_JOB_QUEUE_SIZE": "3"}
     assert load("job_queue_size=1").job_queue_size == 1
     assert load("job_queue_size=1", job_queue_size="2").job_queue_size == 2
@@ -101,18 +101,18 @@ def test_flag_beats_file_and_environment_beats_flag() -> None:
     assert load(text, environ, job_queue_size="2").job_queue_size == 3
 
 
-def test_the_environment_counts_only_if_the_file_says_so() -> None:
+def test_the_environment_counts_only_if_the_file_says_so():
     assert load("", {"TS_JOB_QUEUE_SIZE": "3"}).job_queue_size == 100
     environ = {"TS_JOB_QUEUE_SIZE": "3", "TS_ENABLE_ENVVARS_CONFIG": "true"}
     assert load("", environ).job_queue_size == 100
 
 
-def test_the_token_life_time_has_a_variable_of_another_name() -> None:
+def test_the_token_life_time_has_a_variable_of_another_name():
     environ = {"TS_TOKEN_EXPIRATION_TIME_MIN": "0.5", "TS_TOKEN_EXPIRATION_MIN": "7"}
     assert load(ENVIRONMENT_ON, environ).token_expiration_min == 0.5
 
 
-def test_metric_time_interval_has_no_variable() -> None:
+def test_metric_time_interval_has_no_variable():
     config = load(ENVIRONMENT_ON, {"TS_METRIC_TIME_INTERVAL": "1"})
     assert config.metric_time_interval == 60
 
@@ -129,32 +129,30 @@ def test_metric_time_interval_has_no_variable() -> None:
         (ENVIRONMENT_ON + "ts_open_inference_protocol=true", "true", False),
     ],
 )
-def test_the_open_inference_variable_decides_alone_and_always(
-    text: str, word: str | None, expected: bool
-) -> None:
+def test_the_open_inference_variable_decides_alone_and_always(text, word, expected):
     environ = {} if word is None else {"TS_OPEN_INFERENCE_PROTOCOL": word}
     assert load(text, environ).ts_open_inference_protocol is expected
 
 
 @pytest.mark.parametrize(("guard", "expected"), [("true", "s3://.*"), ("false", "file://.*")])
-def test_allowed_urls_from_the_environment_want_a_second_switch(guard: str, expected: str) -> None:
+def test_allowed_urls_from_the_environment_want_a_second_switch(guard, expected):
     text = f"{ENVIRONMENT_ON}use_env_allowed_urls={guard}\nallowed_urls=file://.*"
     config = load(text, {"TS_ALLOWED_URLS": "s3://.*"})
     assert [pattern.pattern for pattern in config.allowed_urls] == [expected]
 
 
-def test_variables_are_put_in_between_double_dollars() -> None:
+def test_variables_are_put_in_between_double_dollars():
     environ = {"HOST": "127.0.0.1", "PORT": "9"}
     config = load("inference_address=http://$$HOST$$:$$PORT$$", environ)
     assert config.inference_address == Address("127.0.0.1", 9)
 
 
-def test_an_undefined_variable_between_double_dollars_stops_the_start() -> None:
+def test_an_undefined_variable_between_double_dollars_stops_the_start():
     with pytest.raises(ConfigError, match=r"^Invalid Environment Variable NOWHERE$"):
         load("inference_address=$$NOWHERE$$")
 
 
-def test_the_model_store_is_mandatory_and_must_exist() -> None:
+def test_the_model_store_is_mandatory_and_must_exist():
     with pytest.raises(ConfigError, match="Missing mandatory parameter --model-store"):
         load_config(environ={})
     with pytest.raises(ConfigError, match=r"--model-store directory not found: .*/gone$"):
@@ -162,7 +160,7 @@ def test_the_model_store_is_mandatory_and_must_exist() -> None:
     assert load().model_store == Path.cwd() / "store"
 
 
-def test_a_workflow_store_of_the_file_may_be_missing_as_it_is_in_torchserves_image() -> None:
+def test_a_workflow_store_of_the_file_may_be_missing_as_it_is_in_torchserves_image():
     config = load("workflow_store=gone")
     (warning,) = [each for each in config.warnings if "workflow_store" in each]
     assert re.match(r"workflow_store=/.*/gone \(.*, line 1\) is not there: until it is", warning)
@@ -215,7 +213,7 @@ def test_a_workflow_store_of_the_file_may_be_missing_as_it_is_in_torchserves_ima
         ("blacklist_env_vars", "AWS_.*", re.compile("AWS_.*")),
     ],
 )
-def test_a_value_is_read(key: str, text: str, expected: object) -> None:
+def test_a_value_is_read(key, text, expected):
     assert getattr(load(f"{key}={text}"), key) == expected
 
 
@@ -259,7 +257,7 @@ def test_a_value_is_read(key: str, text: str, expected: object) -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_reported_with_what_is_allowed(key: str, text: str, allowed: str) -> None:
+def test_a_wrong_value_is_reported_with_what_is_allowed(key, text, allowed):
     sample = text if len(text) <= 200 else f"{text[:200]}..."
     place = "config.properties, line 1"
     start = re.escape(f"Invalid configuration: {key}={sample} ({place}): expected ")
@@ -294,9 +292,7 @@ def test_a_wrong_value_is_reported_with_what_is_allowed(key: str, text: str, all
         ("models", "[" * 100_000, {}, "JSON like"),
     ],
 )
-def test_what_torchserve_started_with_does_not_stop_the_start(
-    key: str, text: str, value: object, words: str
-) -> None:
+def test_what_torchserve_started_with_does_not_stop_the_start(key, text, value, words):
     config = load(f"# a comment\n{key}={text}")
     assert getattr(config, key) == value
     sample = text if len(text) <= 200 else f"{text[:200]}..."
@@ -304,7 +300,7 @@ def test_what_torchserve_started_with_does_not_stop_the_start(
     assert [each for each in config.warnings if each.startswith(entry)]
 
 
-def test_a_wrong_value_from_the_environment_is_reported_with_its_place() -> None:
+def test_a_wrong_value_from_the_environment_is_reported_with_its_place():
     config = load(ENVIRONMENT_ON, {"TS_DECODE_INPUT_REQUEST": "no"})
     assert config.decode_input_request is False
     assert any("decode_input_request=no (environment) is not" in each for each in config.warnings)
@@ -335,18 +331,18 @@ _TEXTS = st.sampled_from(
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # those of re
 @given(st.dictionaries(_KEYS, _TEXTS | st.text(st.characters()), min_size=1))
-def test_any_values_are_a_config_or_a_config_error(texts: dict[str, str]) -> None:
+def test_any_values_are_a_config_or_a_config_error(texts):
     with contextlib.suppress(ConfigError):
         assert isinstance(load_config({"model_store": "store", **texts}, environ={}), Config)
 
 
-def test_the_default_urls_match_in_any_case() -> None:
+def test_the_default_urls_match_in_any_case():
     (pattern,) = load().allowed_urls
     assert pattern.fullmatch("HTTPS://example.com/a.mar")
     assert not pattern.fullmatch("s3://bucket/a.mar")
 
 
-def test_models_json_may_say_how_requests_are_batched() -> None:
+def test_models_json_may_say_how_requests_are_batched():
     entry = {
         "batchSize": "auto",
         "batchPolicy": "adaptive",
@@ -365,7 +361,7 @@ def test_models_json_may_say_how_requests_are_batched() -> None:
     ]
 
 
-def test_models_json_gives_the_numbers_and_names_what_it_passes_over() -> None:
+def test_models_json_gives_the_numbers_and_names_what_it_passes_over():
     config = load(
         r"""models={\
           "resnet": {"1.0": {"defaultVersion": true, "marName": "r.mar", "minWorkers": 1001, \
@@ -387,7 +383,7 @@ def test_models_json_gives_the_numbers_and_names_what_it_passes_over() -> None:
 
 
 @pytest.mark.parametrize("other", ["load_models=all", 'model_snapshot={"modelCount": 0}'])
-def test_nothing_else_names_models_beside_a_catalog(other: str) -> None:
+def test_nothing_else_names_models_beside_a_catalog(other):
     key = other.partition("=")[0]
     sentence = rf"{key} \(config.properties, line 2\) has no meaning beside model_catalog"
     with pytest.raises(ConfigError, match=sentence):
@@ -395,7 +391,7 @@ def test_nothing_else_names_models_beside_a_catalog(other: str) -> None:
     assert load("model_catalog=catalog.json\nload_models=").model_catalog is not None
 
 
-def test_a_config_cannot_be_changed() -> None:
+def test_a_config_cannot_be_changed():
     config = load()
     with pytest.raises(AttributeError):
         config.job_queue_size = 5  # type: ignore[misc]  # the point of the test
@@ -411,9 +407,7 @@ def test_a_config_cannot_be_changed() -> None:
         ("vmargs=-Dlog4j.configurationFile=/opt/l.xml\nlog_config=/mine.yaml", "/mine.yaml"),
     ],
 )
-def test_the_logs_are_configured_by_their_key_or_as_a_jvm_would_be_configured(
-    text: str, expected: str | None
-) -> None:
+def test_the_logs_are_configured_by_their_key_or_as_a_jvm_would_be_configured(text, expected):
     assert load(text).log_settings == (None if expected is None else Path(expected))
 
 
@@ -453,19 +447,19 @@ def test_the_logs_are_configured_by_their_key_or_as_a_jvm_would_be_configured(
         ),
     ],
 )
-def test_a_key_that_is_not_read_is_noted(key: str, sentence: str) -> None:
+def test_a_key_that_is_not_read_is_noted(key, sentence):
     (note,) = (note for note in load(f"{key}=1").warnings if note.startswith(f"{key} "))
     assert note.startswith(f"{key} (config.properties, line 1) {sentence}")
 
 
-def test_what_only_tuned_the_java_server_or_nothing_is_no_warning() -> None:
+def test_what_only_tuned_the_java_server_or_nothing_is_no_warning():
     config = load("number_of_netty_threads=32\nvmargs=-Xmx1g\nNUM_WORKERS=1")
     assert config.warnings == ()
     place = "number_of_netty_threads (config.properties, line 1)"
     assert f"{place} has no effect: one event loop serves all connections." in config.notes
 
 
-def test_of_vmargs_only_what_is_not_read_is_noted() -> None:
+def test_of_vmargs_only_what_is_not_read_is_noted():
     log = "-Dlog4j.configurationFile=/opt/l.xml"
     (note,) = [note for note in load(f"vmargs=-Xmx1g {log}").notes if note[:6] == "vmargs"]
     assert note.startswith("vmargs (config.properties, line 1): -Xmx1g has no effect")
@@ -477,12 +471,12 @@ def test_of_vmargs_only_what_is_not_read_is_noted() -> None:
         ("TS_DEBUG", "debug"),
     ],
 )
-def test_a_key_that_is_not_read_is_noted_from_the_environment_too(variable: str, key: str) -> None:
+def test_a_key_that_is_not_read_is_noted_from_the_environment_too(variable, key):
     notes = load(ENVIRONMENT_ON, {variable: "1"}).warnings
     assert any(note.startswith(f"{key} (environment) ") for note in notes)
 
 
-def test_a_note_never_shows_a_password() -> None:
+def test_a_note_never_shows_a_password():
     notes = load("keystore_pass=hush").warnings
     assert any("keystore_pass" in note for note in notes)
     assert not any("hush" in note for note in notes)
@@ -499,9 +493,7 @@ EXPOSED = "http://0.0.0.0:1"
     list(itertools.product([LOOPBACK, EXPOSED], repeat=3)),
 )
 @pytest.mark.parametrize("metrics_api", ["true", "false"])
-def test_unset_switches_follow_the_listeners(
-    inference: str, management: str, metrics: str, metrics_api: str
-) -> None:
+def test_unset_switches_follow_the_listeners(inference, management, metrics, metrics_api):
     config = load(
         f"inference_address={inference}\nmanagement_address={management}\n"
         f"metrics_address={metrics}\nenable_metrics_api={metrics_api}"
@@ -515,9 +507,7 @@ def test_unset_switches_follow_the_listeners(
 @pytest.mark.parametrize("address", [LOOPBACK, EXPOSED])
 @pytest.mark.parametrize("tokens", [None, "true", "false"])
 @pytest.mark.parametrize("api", [None, "true", "false"])
-def test_a_switch_that_is_set_wins_over_the_listeners(
-    address: str, tokens: str | None, api: str | None
-) -> None:
+def test_a_switch_that_is_set_wins_over_the_listeners(address, tokens, api):
     lines = [f"inference_address={address}"]
     lines += [f"disable_token_authorization={tokens}"] if tokens else []
     lines += [f"enable_model_api={api}"] if api else []
@@ -527,7 +517,7 @@ def test_a_switch_that_is_set_wins_over_the_listeners(
     assert config.model_api is (api == "true" if api else not is_exposed)
 
 
-def test_the_switches_may_come_from_flags_and_environment() -> None:
+def test_the_switches_may_come_from_flags_and_environment():
     text = f"{ENVIRONMENT_ON}inference_address={EXPOSED}"
     config = load(text, {"TS_ENABLE_MODEL_API": "true"}, disable_token_authorization="true")
     assert config.model_api
@@ -556,7 +546,7 @@ def test_the_switches_may_come_from_flags_and_environment() -> None:
         ),
     ],
 )
-def test_the_notes_say_which_rule_applied(text: str, notes: list[str]) -> None:
+def test_the_notes_say_which_rule_applied(text, notes):
     assert list(load(text).notes[-2:]) == notes
 
 
@@ -571,28 +561,26 @@ def test_the_notes_say_which_rule_applied(text: str, notes: list[str]) -> None:
         ("metrics_address", 8082, 8445),
     ],
 )
-def test_the_port_of_an_address_without_one(
-    key: str, http: int, https: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_port_of_an_address_without_one(key, http, https, monkeypatch):
     monkeypatch.setattr("marserve.frontend.configuration.tls.server_context", lambda files: files)
     assert getattr(load(f"{key}=http://h"), key) == Address("h", http)
     assert getattr(load(f"{key}=https://h"), key) == Address("h", https, "https")
 
 
-def test_sockets_in_the_file_system_are_private() -> None:
+def test_sockets_in_the_file_system_are_private():
     config = load("inference_address=unix:/s\nmanagement_address=unix:/s\nenable_metrics_api=false")
     assert config.is_private
     assert not config.token_authorization
     assert "every listener is bound to loopback or a unix socket." in config.notes[-1]
 
 
-def test_one_place_cannot_speak_http_and_https() -> None:
+def test_one_place_cannot_speak_http_and_https():
     text = "inference_address=https://127.0.0.1:1\nmanagement_address=http://127.0.0.1:1"
     with pytest.raises(ConfigError, match="cannot both be served"):
         load(text)
 
 
-def test_the_files_of_https_are_looked_at_before_the_start() -> None:
+def test_the_files_of_https_are_looked_at_before_the_start():
     files = "private_key_file=key.pem\ncertificate_file=chain.pem"
     with pytest.raises(ConfigError, match=r"Cannot read .*/key\.pem"):
         load(f"inference_address=https://127.0.0.1\n{files}")
@@ -632,9 +620,7 @@ HTTPS = "inference_address=https://127.0.0.1\n"
         ),
     ],
 )
-def test_what_https_does_not_use_is_noted(
-    text: str, warnings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_https_does_not_use_is_noted(text, warnings, monkeypatch):
     monkeypatch.setattr("marserve.frontend.configuration.tls.server_context", lambda files: files)
     sentences = [each for each in load(text).warnings if "https" in each or "keystore" in each]
     assert sentences == [each.format(file=Path("config.properties")) for each in warnings]
@@ -647,15 +633,13 @@ def test_what_https_does_not_use_is_noted(
         ("management_address=http://127.0.0.1:8080", ["http://127.0.0.1:{}"] * 2),
     ],
 )
-def test_metrics_are_served_beside_their_own_place_where_the_others_share_one(
-    addresses: str, expected: list[str]
-) -> None:
+def test_metrics_are_served_beside_their_own_place_where_the_others_share_one(addresses, expected):
     urls = [each.url for each in load(addresses).metrics_addresses]
     assert urls == [each.format(port) for each, port in zip(expected, (8080, 8082), strict=False)]
 
 
 @pytest.mark.parametrize("models", ["true", "false"])
-def test_open_urls_are_noted_while_models_can_be_registered(models: str) -> None:
+def test_open_urls_are_noted_while_models_can_be_registered(models):
     public = load(f"enable_model_api={models}\ninference_address=http://0.0.0.0")
     assert any("from any URL" in each for each in public.warnings) is (models == "true")
     private = load(f"enable_model_api={models}")
@@ -666,7 +650,7 @@ def test_open_urls_are_noted_while_models_can_be_registered(models: str) -> None
 # -- the sample file -------------------------------------------------------------------------------
 
 
-def test_the_sample_shows_every_key_with_its_default() -> None:
+def test_the_sample_shows_every_key_with_its_default():
     text = SAMPLE.read_text(encoding="utf-8")
     sample = parse_properties(re.sub(r"^#(?=[a-z_]+=)", "", text, flags=re.MULTILINE))
     defaults = Config(model_store=Path())
@@ -677,7 +661,7 @@ def test_the_sample_shows_every_key_with_its_default() -> None:
         assert key.from_text(sample[key.name]) == getattr(defaults, key.name), key.name
 
 
-def test_the_sample_can_be_used_as_it_is() -> None:
+def test_the_sample_can_be_used_as_it_is():
     Path("model_store").mkdir()
     config = load_config(ts_config=str(SAMPLE), environ={})
     assert config.model_store == Path("model_store").absolute()

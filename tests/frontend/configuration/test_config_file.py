@@ -13,7 +13,7 @@ NO_MODELS = 'model_snapshot={"modelCount": 0}'
 
 
 @pytest.fixture(autouse=True)
-def snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def snapshots(tmp_path, monkeypatch):
     """The directory of snapshots, with two of them; the first was written last."""
     monkeypatch.chdir(tmp_path)
     directory = tmp_path / "logs" / "config"
@@ -25,7 +25,7 @@ def snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def test_the_newest_snapshot_is_the_one_that_was_written_last(snapshots: Path) -> None:
+def test_the_newest_snapshot_is_the_one_that_was_written_last(snapshots):
     for name in (".20280101000000000-startup.cfg", "notes.txt"):
         (snapshots / name).touch()
     (snapshots / "folder.cfg").mkdir()
@@ -35,13 +35,13 @@ def test_the_newest_snapshot_is_the_one_that_was_written_last(snapshots: Path) -
     assert newest_snapshot(snapshots / "nowhere") == (None, [])
 
 
-def test_of_two_written_at_once_the_later_name_counts(snapshots: Path) -> None:
+def test_of_two_written_at_once_the_later_name_counts(snapshots):
     for file in snapshots.iterdir():
         os.utime(file, ns=(5, 5))
     assert newest_snapshot(snapshots) == (snapshots / "20270101000000000-shutdown.cfg", [])
 
 
-def test_the_newest_snapshot_beats_the_working_directory_and_says_so(snapshots: Path) -> None:
+def test_the_newest_snapshot_beats_the_working_directory_and_says_so(snapshots):
     beaten = Path("config.properties").absolute()
     beaten.write_text("job_queue_size=7")
     file = find_config_file(None, {}, snapshots)
@@ -55,7 +55,7 @@ def test_the_newest_snapshot_beats_the_working_directory_and_says_so(snapshots: 
     assert config.is_snapshot_found
 
 
-def test_a_named_file_beats_the_newest_snapshot(snapshots: Path) -> None:
+def test_a_named_file_beats_the_newest_snapshot(snapshots):
     Path("mine").write_text("job_queue_size=7")
     for named in [("mine", {}), (None, {"TS_CONFIG_FILE": "mine"})]:
         file = find_config_file(*named, snapshots)
@@ -64,7 +64,7 @@ def test_a_named_file_beats_the_newest_snapshot(snapshots: Path) -> None:
         assert not file.is_found
 
 
-def test_models_of_the_command_line_win_over_a_snapshot_of_an_earlier_run(snapshots: Path) -> None:
+def test_models_of_the_command_line_win_over_a_snapshot_of_an_earlier_run(snapshots):
     passed_over = f"{snapshots / '20260101000000000-startup.cfg'}, is passed over"
     flags = {"model_store": ".", "load_models": "a=m.mar"}
     config = load_config(flags, environ={}, snapshots=snapshots)
@@ -78,9 +78,7 @@ def test_models_of_the_command_line_win_over_a_snapshot_of_an_earlier_run(snapsh
     assert [text for text in config.notes if passed_over in text]
 
 
-def test_a_catalog_of_the_working_directory_wins_over_a_snapshot_of_an_earlier_run(
-    snapshots: Path,
-) -> None:
+def test_a_catalog_of_the_working_directory_wins_over_a_snapshot_of_an_earlier_run(snapshots):
     Path("config.properties").write_text("model_store=.\nmodel_catalog=catalog.json\n")
     config = load_config(environ={}, snapshots=snapshots)
     assert (config.model_snapshot, config.job_queue_size) == (None, 100)
@@ -89,13 +87,13 @@ def test_a_catalog_of_the_working_directory_wins_over_a_snapshot_of_an_earlier_r
     assert note.startswith("The models are those of model_catalog.")
 
 
-def test_models_of_the_working_directory_do_not_win_over_a_snapshot(snapshots: Path) -> None:
+def test_models_of_the_working_directory_do_not_win_over_a_snapshot(snapshots):
     Path("config.properties").write_text("load_models=b.mar\n")
     config = load_config(environ={}, snapshots=snapshots)
     assert (config.load_models, config.job_queue_size) == ((), 1)
 
 
-def test_without_snapshots_they_are_not_looked_at() -> None:
+def test_without_snapshots_they_are_not_looked_at():
     assert find_config_file(None, {}, None).path is None
 
 
@@ -110,9 +108,7 @@ def test_without_snapshots_they_are_not_looked_at() -> None:
         (f"{NO_MODELS}\nmodel_store=.\njob_queue_size=1", "its last line is cut short"),
     ],
 )
-def test_a_damaged_newest_snapshot_started_an_empty_server(
-    snapshots: Path, content: str, damage: str
-) -> None:
+def test_a_damaged_newest_snapshot_started_an_empty_server(snapshots, content, damage):
     damaged = snapshots / "20290101000000000-snapshot.cfg"
     damaged.write_text(content)
     file = find_config_file(None, {}, snapshots)
@@ -121,7 +117,7 @@ def test_a_damaged_newest_snapshot_started_an_empty_server(
     assert "20260101000000000-startup.cfg" in file.warnings[1]
 
 
-def test_where_no_snapshot_is_whole_the_working_directory_counts(snapshots: Path) -> None:
+def test_where_no_snapshot_is_whole_the_working_directory_counts(snapshots):
     Path("config.properties").write_text("job_queue_size=7")
     for file in snapshots.iterdir():
         file.write_bytes(file.read_bytes()[:-5])
@@ -131,13 +127,13 @@ def test_where_no_snapshot_is_whole_the_working_directory_counts(snapshots: Path
     assert not chosen.is_found
 
 
-def test_a_snapshot_only_its_line_break_was_cut_off_is_whole(snapshots: Path) -> None:
+def test_a_snapshot_only_its_line_break_was_cut_off_is_whole(snapshots):
     edited = snapshots / "20290101000000000-snapshot.cfg"
     edited.write_text(f"model_store=.\n{NO_MODELS}")
     assert newest_snapshot(snapshots) == (edited, [])
 
 
-def test_a_snapshot_that_is_whole_and_wrong_stops_the_start(snapshots: Path) -> None:
+def test_a_snapshot_that_is_whole_and_wrong_stops_the_start(snapshots):
     wrong = snapshots / "20290101000000000-snapshot.cfg"
     wrong.write_text('model_store=.\nmodel_snapshot={"modelCount": "many"}\n')
     with pytest.raises(ConfigError, match="modelCount"):
@@ -150,7 +146,7 @@ MODELS = '{"modelCount": 1, "models": {"m": {"1.0": {"marName": "m.mar", "minWor
 MODELS += '"maxWorkers": 1, "batchSize": 1, "maxBatchDelay": 100}}}}'
 
 
-def test_models_asked_for_elsewhere_are_reported_as_ignored() -> None:
+def test_models_asked_for_elsewhere_are_reported_as_ignored():
     Path("saved").write_text(
         f"model_store=.\nload_models=all\nmodel_snapshot={MODELS}\nversion=1\n"
     )
@@ -163,7 +159,7 @@ def test_models_asked_for_elsewhere_are_reported_as_ignored() -> None:
     assert "the model_snapshot in saved" in warning
 
 
-def test_a_broken_snapshot_is_reported_in_one_short_line() -> None:
+def test_a_broken_snapshot_is_reported_in_one_short_line():
     Path("saved").write_text("model_store=.\nmodel_snapshot={" + "broken\\n" * 1000)
     with pytest.raises(ConfigError) as refused:
         load_config(ts_config="saved", environ={})
@@ -183,9 +179,7 @@ def test_a_broken_snapshot_is_reported_in_one_short_line() -> None:
         ("version=0.12.0\n", True),
     ],
 )
-def test_the_interpreter_in_a_snapshot_of_torchserve_is_not_ours(
-    lines: str, is_chosen: bool
-) -> None:
+def test_the_interpreter_in_a_snapshot_of_torchserve_is_not_ours(lines, is_chosen):
     Path("saved").write_text(f"model_store=.\npython={sys.executable}\n{lines}")
     config = load_config(ts_config="saved", environ={})
     assert ("python" in config.texts) is is_chosen
@@ -196,7 +190,7 @@ def test_the_interpreter_in_a_snapshot_of_torchserve_is_not_ours(
 # -- what a snapshot remembers of the configuration ------------------------------------------------
 
 
-def test_the_texts_of_what_was_set_are_kept_with_absolute_paths() -> None:
+def test_the_texts_of_what_was_set_are_kept_with_absolute_paths():
     text = "model_store=.\nown_key=1\njob_queue_size=3\nenable_envvars_config=true\nversion=0.12\n"
     Path("c").write_text(text)
     environ = {"TS_JOB_QUEUE_SIZE": "5"}
@@ -219,9 +213,7 @@ def test_the_texts_of_what_was_set_are_kept_with_absolute_paths() -> None:
         ("", None),
     ],
 )
-def test_a_secret_that_came_through_the_environment_is_not_kept(
-    line: str, kept: str | None
-) -> None:
+def test_a_secret_that_came_through_the_environment_is_not_kept(line, kept):
     Path("c").write_text(f"model_store=.\nenable_envvars_config=true\n{line}\n")
     environ = {"SECRET": "hidden", "TS_KEYSTORE_PASS": "hidden too"}
     config = load_config({}, "c", environ)
@@ -237,7 +229,7 @@ def load_text(text: str) -> Config:
     return load_config(ts_config="ts.properties", environ={})
 
 
-def test_what_sagemakers_toolkit_writes_is_two_settings() -> None:
+def test_what_sagemakers_toolkit_writes_is_two_settings():
     config = load_text(
         "enable_model_api=truedefault_response_timeout=60\ndefault_workers_per_model=2"
     )
@@ -260,14 +252,14 @@ def test_what_sagemakers_toolkit_writes_is_two_settings() -> None:
         ("default_service_handler=7job_queue_size=9", (100, "log", "7job_queue_size=9")),
     ],
 )
-def test_settings_on_one_line_are_split(line: str, expected: object) -> None:
+def test_settings_on_one_line_are_split(line, expected):
     config = load_text(line)
     assert (config.job_queue_size, config.metrics_mode, config.default_service_handler) == expected
     is_reported = any("a line break is missing" in warning for warning in config.warnings)
     assert is_reported is (config.default_service_handler is None)
 
 
-def test_what_is_glued_to_no_known_key_is_one_value() -> None:
+def test_what_is_glued_to_no_known_key_is_one_value():
     config = load_text("enable_model_api=trueish=1")
     assert config.enable_model_api is False
     assert any("enable_model_api=trueish=1 (ts.properties, line 2)" in x for x in config.warnings)

@@ -26,9 +26,7 @@ MACHINE = psutil.virtual_memory().total
         ("", {}, MACHINE),
     ],
 )
-def test_a_container_may_allow_less_than_the_machine_has(
-    tmp_path: Path, groups: str, limits: dict[str, str], usable: int
-) -> None:
+def test_a_container_may_allow_less_than_the_machine_has(tmp_path, groups, limits, usable):
     _write(tmp_path, groups, limits)
     assert usable_memory(tmp_path, tmp_path / "cgroups") == usable
 
@@ -59,14 +57,12 @@ def test_a_container_may_allow_less_than_the_machine_has(
         ("0::/\n", {"memory.max": "100\n"}, 100),
     ],
 )
-def test_pages_of_files_are_left_to_use(
-    tmp_path: Path, groups: str, files: dict[str, str], left: int
-) -> None:
+def test_pages_of_files_are_left_to_use(tmp_path, groups, files, left):
     _write(tmp_path, groups, files)
     assert free_memory(tmp_path, tmp_path / "cgroups") == left
 
 
-def test_without_a_limit_what_the_machine_has_available_is_left(tmp_path: Path) -> None:
+def test_without_a_limit_what_the_machine_has_available_is_left(tmp_path):
     _write(tmp_path, "0::/a\n", {"a/memory.max": "max\n"})
     assert 0 < free_memory(tmp_path, tmp_path / "cgroups") <= MACHINE
 

@@ -18,7 +18,6 @@ from marserve.frontend.configuration.model_schema import (
 from marserve.frontend.configuration.other_servers import FOREIGN_NAMES
 from marserve.frontend.configuration.setting import (
     Fields,
-    Setting,
     camel_case,
     read_settings,
 )
@@ -29,7 +28,7 @@ FROM_1 = "a whole number, 1 or more"
 SIZES = "a list of whole numbers, rising, each 1 or more; empty for any size"
 
 
-def test_priorities_are_those_that_the_batching_knows() -> None:
+def test_priorities_are_those_that_the_batching_knows():
     """The configuration stands below the batching, and cannot ask it."""
     assert [name.upper() for name in PRIORITIES] == [each.name for each in Priority]
     assert [each.value for each in Priority] == [0, 1, 2]  # positions, as the settings have them
@@ -39,7 +38,7 @@ def read_keys(values: dict[str, Any], *on_wrong: Any) -> Fields:
     return read_settings(BATCHING, values, *on_wrong)
 
 
-def test_no_two_settings_share_a_name() -> None:
+def test_no_two_settings_share_a_name():
     names = [name for row in SETTINGS for name in {*row.parameters, *row.keys}]
     assert len(names) == len(set(names))
     assert BY_KEY.keys() == {key for row in SETTINGS for key in row.keys}
@@ -69,9 +68,7 @@ def test_no_two_settings_share_a_name() -> None:
         ("batchDim", [0, 2], {"batch_dims": (0, 2)}),
     ],
 )
-def test_a_value_becomes_attributes_of_the_batching(
-    key: str, value: Any, attributes: dict[str, Any]
-) -> None:
+def test_a_value_becomes_attributes_of_the_batching(key, value, attributes):
     assert read_keys({key: value}) == attributes
     Batching(**attributes)  # there are such attributes
 
@@ -111,17 +108,17 @@ def test_a_value_becomes_attributes_of_the_batching(
         ("batchDim", [0, True], "a list of two"),
     ],
 )
-def test_a_wrong_value_is_refused_with_name_value_and_rule(key: str, value: Any, rule: str) -> None:
+def test_a_wrong_value_is_refused_with_name_value_and_rule(key, value, rule):
     with pytest.raises(ValueError, match=rf"^{key}=.*: it is .*\.$") as refused:
         read_keys({key: value})
     assert rule in str(refused.value)
 
 
-def test_what_is_absent_or_null_says_nothing() -> None:
+def test_what_is_absent_or_null_says_nothing():
     assert read_keys({"batchSize": None, "handler": {"batchSize": "odd"}}) == {}
 
 
-def test_a_field_may_have_both_its_names_if_they_agree() -> None:
+def test_a_field_may_have_both_its_names_if_they_agree():
     assert read_keys({"batchSize": 4, "maxBatchSize": 4})["size"] == 4
     with pytest.raises(
         ValueError, match="batchSize and maxBatchSize are names of the same setting"
@@ -129,8 +126,8 @@ def test_a_field_may_have_both_its_names_if_they_agree() -> None:
         read_keys({"batchSize": 4, "maxBatchSize": "auto"})
 
 
-def test_a_wrong_value_may_be_passed_over() -> None:
-    wrong_values: list[Any] = []
+def test_a_wrong_value_may_be_passed_over():
+    wrong_values = []
     found = read_keys(
         {"batchSize": 0, "maxBatchSize": 3}, lambda *wrong: wrong_values.append(wrong)
     )
@@ -138,7 +135,7 @@ def test_a_wrong_value_may_be_passed_over() -> None:
     assert wrong_values == [(BY_KEY["batchSize"], "batchSize", 0)]
 
 
-def test_a_long_value_is_formatted_in_short() -> None:
+def test_a_long_value_is_formatted_in_short():
     with pytest.raises(ValueError, match="batchPolicy=") as refused:
         read_keys({"batchPolicy": "x" * 10_000})
     assert len(str(refused.value)) < 200
@@ -151,7 +148,7 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from(BATCHING), JSON)
-def test_any_value_is_read_or_refused(row: Setting, value: Any) -> None:
+def test_any_value_is_read_or_refused(row, value):
     with contextlib.suppress(ValueError):
         found = read_settings([row], {row.key: value})
         Batching(**found)
@@ -159,7 +156,7 @@ def test_any_value_is_read_or_refused(row: Setting, value: Any) -> None:
         assert found.get("size", 1) >= 1
 
 
-def test_what_changes_live_has_a_name_in_requests() -> None:
+def test_what_changes_live_has_a_name_in_requests():
     assert {row.parameter for row in LIVE} >= {
         "batch_size",
         "max_batch_delay",

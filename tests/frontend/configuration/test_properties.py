@@ -35,12 +35,12 @@ from marserve.frontend.configuration.properties import (
         ("a=x\u2028y\x0bz", {"a": "x\u2028y\x0bz"}),
     ],
 )
-def test_reads_the_syntax_of_java_properties(text: str, expected: dict[str, str]) -> None:
+def test_reads_the_syntax_of_java_properties(text, expected):
     assert parse_properties(text) == expected
 
 
 @pytest.mark.parametrize("text", [r"a=\u12", r"a=\uzzzz", r"a=\ud83d"])
-def test_an_escape_that_is_no_character_is_refused(text: str) -> None:
+def test_an_escape_that_is_no_character_is_refused(text):
     with pytest.raises(ConfigError, match="Invalid configuration"):
         parse_properties(text)
 
@@ -48,7 +48,7 @@ def test_an_escape_that_is_no_character_is_refused(text: str) -> None:
 @given(st.text())
 @example("\\")
 @example("a=\\\r")
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_read_or_refused(text):
     try:
         entries = parse_properties(text)
     except ConfigError:
@@ -65,7 +65,7 @@ _STRIPPED = st.text().map(str.strip)
 
 
 @given(st.dictionaries(_STRIPPED, _STRIPPED))
-def test_what_was_written_with_escapes_is_read_back(entries: dict[str, str]) -> None:
+def test_what_was_written_with_escapes_is_read_back(entries):
     text = "\n".join(f"{_escaped(key)}={_escaped(value)}" for key, value in entries.items())
     assert parse_properties(text) == entries
 
@@ -76,14 +76,14 @@ _PLAIN = st.text(st.characters(codec="ascii", exclude_characters="\\\r\n"), min_
 
 
 @given(st.from_regex(r"[a-z_]+", fullmatch=True), _PLAIN)
-def test_plain_values_need_no_escapes(key: str, value: str) -> None:
+def test_plain_values_need_no_escapes(key, value):
     assert parse_properties(f"{key}={value}") == {key: value}
 
 
 # -- and back --------------------------------------------------------------------------------------
 
 
-def test_properties_are_written_as_java_writes_them() -> None:
+def test_properties_are_written_as_java_writes_them():
     entries = {"a b": "x = y", "url": "http://h:1", "c#": "\\ \t\n!", "ü": "\N{GRINNING FACE}"}
     assert format_properties(entries, ["Saving snapshot"]) == (
         "#Saving snapshot\n"
@@ -98,5 +98,5 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"])).map(str.strip)
 
 
 @given(st.dictionaries(TEXT.filter(bool), TEXT))
-def test_what_was_written_is_read_again(entries: dict[str, str]) -> None:
+def test_what_was_written_is_read_again(entries):
     assert parse_properties(format_properties(entries, ["comment"])) == entries

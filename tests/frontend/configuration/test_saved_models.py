@@ -46,17 +46,17 @@ def snapshot(**changes: Any) -> str:
     return json.dumps(document)
 
 
-def test_what_torchserve_wrote_is_read() -> None:
+def test_what_torchserve_wrote_is_read():
     (model,) = saved_models(TORCHSERVE)
     assert (model, model.is_default) == (PROBE, True)
 
 
-def test_it_is_written_as_torchserve_wrote_it() -> None:
+def test_it_is_written_as_torchserve_wrote_it():
     name = "20261120213709459-startup.cfg"
     assert snapshot_json(name, 1795210629459, [PROBE]) == TORCHSERVE
 
 
-def test_only_timeouts_and_runtime_may_be_missing() -> None:
+def test_only_timeouts_and_runtime_may_be_missing():
     text = snapshot(responseTimeout=None, startupTimeout=None, runtimeType=None)
     (model,) = saved_models(text)
     assert model.settings == PROBE.settings | {"response_timeout": 120}
@@ -95,17 +95,17 @@ def test_only_timeouts_and_runtime_may_be_missing() -> None:
         ("batchCosts", [[1, 2.5, 1]] * 101),
     ],
 )
-def test_a_wrong_member_is_reported_with_its_model(key: str, value: object) -> None:
+def test_a_wrong_member_is_reported_with_its_model(key, value):
     with pytest.raises(ValueError, match=rf"^{key} of probe 1\.0 to be "):
         saved_models(snapshot(**{key: value}))
 
 
-def test_the_largest_number_is_named() -> None:
+def test_the_largest_number_is_named():
     with pytest.raises(ValueError, match=r"^batchSize .* a whole number from 1 to 2147483647, "):
         saved_models(snapshot(batchSize=2**31))
 
 
-def test_numbers_and_switches_may_be_texts_as_kserve_writes_them() -> None:
+def test_numbers_and_switches_may_be_texts_as_kserve_writes_them():
     numbers = {"minWorkers": 1, "maxWorkers": 2, "batchSize": 3, "maxBatchDelay": 70}
     texts = {key: str(number) for key, number in numbers.items()}
     text = snapshot(**texts, responseTimeout="33", startupTimeout=120.0, defaultVersion="true")
@@ -127,18 +127,18 @@ def test_numbers_and_switches_may_be_texts_as_kserve_writes_them() -> None:
         ('{"modelCount": "one"}', "modelCount to be a whole number"),
     ],
 )
-def test_what_is_no_snapshot_is_reported(text: str, words: str) -> None:
+def test_what_is_no_snapshot_is_reported(text, words):
     with pytest.raises(ValueError) as refused:
         saved_models(text)
     assert words in str(refused.value)
 
 
 @pytest.mark.parametrize("count", [0, -3])
-def test_a_count_of_no_models_counts(count: int) -> None:
+def test_a_count_of_no_models_counts(count):
     assert saved_models(TORCHSERVE.replace('"modelCount": 1', f'"modelCount": {count}')) == ()
 
 
-def test_what_torchserve_does_not_know_is_behind_what_it_knows() -> None:
+def test_what_torchserve_does_not_know_is_behind_what_it_knows():
     ours = replace(
         PROBE,
         settings={
@@ -156,7 +156,7 @@ def test_what_torchserve_does_not_know_is_behind_what_it_knows() -> None:
     assert saved_models(snapshot_json("n", 1, [ours])) == (ours,)
 
 
-def test_never_wait_as_torchserve_spelt_it() -> None:
+def test_never_wait_as_torchserve_spelt_it():
     (model,) = saved_models(snapshot(maxBatchDelay=-10000))
     assert model.settings["delay"] == 0
 
@@ -169,7 +169,7 @@ MEMBERS = st.sampled_from([*json.loads(snapshot())["models"]["probe"]["1.0"], "h
 
 
 @given(st.dictionaries(MEMBERS, JSON | st.integers(-1, 3), max_size=3))
-def test_any_members_are_read_or_refused(members: dict[str, Any]) -> None:
+def test_any_members_are_read_or_refused(members):
     try:
         models = saved_models(snapshot(**members))
     except ValueError:
@@ -182,7 +182,7 @@ def test_any_members_are_read_or_refused(members: dict[str, Any]) -> None:
 
 
 @given(st.text() | JSON.map(json.dumps))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_read_or_refused(text):
     with contextlib.suppress(ValueError):
         assert isinstance(saved_models(text), tuple)
 
@@ -221,7 +221,7 @@ MODELS = st.builds(
 
 
 @given(st.lists(MODELS, min_size=1, unique_by=lambda model: (model.name, model.version)))
-def test_what_was_written_is_read_again(models: list[ModelEntry]) -> None:
+def test_what_was_written_is_read_again(models):
     read = saved_models(snapshot_json("n", 1, models))
     found, expected = (
         {(each.name, each.version): (each, each.is_default) for each in several}

@@ -19,7 +19,7 @@ NOTHING = TlsFiles(None, PASSWORD, None, None)
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tmp_path_factory):
     return make_authority(tmp_path_factory.mktemp("authority"))
 
 
@@ -54,23 +54,23 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str = "loc
 
 
 @pytest.mark.parametrize("key", ["key.pem", "key1.pem"])
-def test_pem_files_with_a_key_of_either_form(authority: Authority, key: str) -> None:
+def test_pem_files_with_a_key_of_either_form(authority, key):
     server = server_context(pem(authority, key))
     assert shake_hands(server, client_context(authority.root)) == "TLSv1.3"
 
 
-def test_a_key_store_and_its_chain(authority: Authority) -> None:
+def test_a_key_store_and_its_chain(authority):
     server = server_context(store(authority.folder / "store.p12"))
     assert shake_hands(server, client_context(authority.root), "127.0.0.1") == "TLSv1.3"
 
 
-def test_a_key_store_goes_before_pem_files(authority: Authority) -> None:
+def test_a_key_store_goes_before_pem_files(authority):
     files = TlsFiles(authority.folder / "store.p12", PASSWORD, Path("/nowhere"), Path("/nowhere"))
     assert shake_hands(server_context(files), client_context(authority.root))
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1"])
-def test_without_files_the_server_vouches_for_itself(name: str) -> None:
+def test_without_files_the_server_vouches_for_itself(name):
     server = server_context(NOTHING)
     distrustful = ssl.create_default_context()
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -84,7 +84,7 @@ def test_without_files_the_server_vouches_for_itself(name: str) -> None:
     assert shake_hands(server, client_context(cadata=certificate), name) == "TLSv1.3"
 
 
-def test_tls_1_2_is_the_oldest(authority: Authority) -> None:
+def test_tls_1_2_is_the_oldest(authority):
     server = server_context(pem(authority))
     old = client_context(authority.root)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -92,7 +92,7 @@ def test_tls_1_2_is_the_oldest(authority: Authority) -> None:
     assert server.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_no_key_is_left_in_a_file(authority: Authority, tmp_path: Path) -> None:
+def test_no_key_is_left_in_a_file(authority, tmp_path):
     before = set(Path("/proc/self/fd").iterdir())
     server_context(store(authority.folder / "store.p12"))
     server_context(NOTHING)
@@ -111,15 +111,13 @@ def test_no_key_is_left_in_a_file(authority: Authority, tmp_path: Path) -> None:
         ("locked.pem", "chain.pem", r"locked\.pem is encrypted"),
     ],
 )
-def test_pem_files_that_are_of_no_use(
-    authority: Authority, key: str, certificate: str, sentence: str
-) -> None:
+def test_pem_files_that_are_of_no_use(authority, key, certificate, sentence):
     with pytest.raises(ConfigError, match=sentence):
         server_context(pem(authority, key, certificate))
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_is_not_read(authority: Authority, tmp_path: Path) -> None:
+def test_a_pipe_is_not_read(authority, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for files in (store(pipe), TlsFiles(None, PASSWORD, pipe, authority.folder / "chain.pem")):
@@ -128,7 +126,7 @@ def test_a_pipe_is_not_read(authority: Authority, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_one_pem_file_alone_is_not_used(authority: Authority, count: int) -> None:
+def test_one_pem_file_alone_is_not_used(authority, count):
     paths = [None, None]
     paths[count] = authority.folder / "key.pem"  # type: ignore[call-overload]
     files = TlsFiles(None, PASSWORD, *paths)
@@ -136,7 +134,7 @@ def test_one_pem_file_alone_is_not_used(authority: Authority, count: int) -> Non
     server_context(files)  # with what it makes up
 
 
-def test_a_key_of_too_few_bits_is_reported_with_the_way_to_a_new_one(tmp_path: Path) -> None:
+def test_a_key_of_too_few_bits_is_reported_with_the_way_to_a_new_one(tmp_path):
     weak = make_pair("weak", bits=1024)
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     key.write_bytes(weak.key_pem())
@@ -165,19 +163,19 @@ def test_a_key_of_too_few_bits_is_reported_with_the_way_to_a_new_one(tmp_path: P
         (b"nonsense", "cannot be used: .* PKCS12"),
     ],
 )
-def test_what_is_no_pkcs12(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_what_is_no_pkcs12(tmp_path, content, sentence):
     (tmp_path / "store.jks").write_bytes(content)
     with pytest.raises(ConfigError, match=sentence):
         server_context(store(tmp_path / "store.jks"))
 
 
 @pytest.mark.parametrize("password", ["wrong", ""])
-def test_a_wrong_password(authority: Authority, password: str) -> None:
+def test_a_wrong_password(authority, password):
     with pytest.raises(ConfigError, match="with keystore_pass"):
         server_context(store(authority.folder / "store.p12", password))
 
 
-def test_a_missing_library_is_named(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named(authority, monkeypatch):
     for name in [each for each in sys.modules if each.startswith("cryptography")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)

@@ -12,5 +12,5 @@ from marserve.frontend.configuration.values import without_secrets
         ("http://one\nhttps://u:p@two\nx@three", "http://one\nhttps://two\nx@three"),
     ],
 )
-def test_the_secrets_of_a_url_end_with_it(text: str, shown: str) -> None:
+def test_the_secrets_of_a_url_end_with_it(text, shown):
     assert without_secrets(text) == shown

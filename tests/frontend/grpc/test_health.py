@@ -44,8 +44,8 @@ class Watchers:
             states += [answer.status]
 
 
-def test_many_streams_cost_no_more_looks_than_one_and_all_get_each_change(run: Run) -> None:
-    async def main() -> None:
+def test_many_streams_cost_no_more_looks_than_one_and_all_get_each_change(run):
+    async def main():
         registry = CountingRegistry()
         watchers = Watchers(registry)
         for _ in range(WATCHERS):
@@ -63,8 +63,8 @@ def test_many_streams_cost_no_more_looks_than_one_and_all_get_each_change(run: R
     run(main())
 
 
-def test_a_change_while_a_stream_is_being_opened_is_sent(run: Run) -> None:
-    async def main() -> None:
+def test_a_change_while_a_stream_is_being_opened_is_sent(run):
+    async def main():
         registry = ModelRegistry()
         watchers = Watchers(registry)
         watchers.open()
@@ -78,8 +78,8 @@ def test_a_change_while_a_stream_is_being_opened_is_sent(run: Run) -> None:
     run(main())
 
 
-def test_the_end_of_all_streams_ends_the_looks(run: Run) -> None:
-    async def main() -> None:
+def test_the_end_of_all_streams_ends_the_looks(run):
+    async def main():
         registry = CountingRegistry()
         watchers = Watchers(registry)
         watchers.open()

@@ -45,8 +45,8 @@ class Calls:
         return context, asyncio.ensure_future(self._reads.first(context, client, context.fail))
 
 
-def test_a_message_is_returned_and_its_end_is_none(run: Run) -> None:
-    async def main() -> None:
+def test_a_message_is_returned_and_its_end_is_none(run):
+    async def main():
         calls = Calls(slots=1)
         for sent, expected in ((b"x", b"x"), (b"", b""), (grpc.aio.EOF, None)):
             context, reading = calls.begin()
@@ -56,8 +56,8 @@ def test_a_message_is_returned_and_its_end_is_none(run: Run) -> None:
     run(main())
 
 
-def test_a_message_is_too_long(run: Run) -> None:
-    async def main() -> None:
+def test_a_message_is_too_long(run):
+    async def main():
         context, reading = Calls(slots=1).begin()
         context.send(b"x" * 101)
         with pytest.raises(ServeError, match="more than 100 bytes"):
@@ -66,8 +66,8 @@ def test_a_message_is_too_long(run: Run) -> None:
     run(main())
 
 
-def test_a_message_that_does_not_come_ends_after_its_time(run: Run) -> None:
-    async def main() -> None:
+def test_a_message_that_does_not_come_ends_after_its_time(run):
+    async def main():
         loop = asyncio.get_running_loop()
         began = loop.time()
         context, reading = Calls(slots=1).begin()
@@ -79,8 +79,8 @@ def test_a_message_that_does_not_come_ends_after_its_time(run: Run) -> None:
     run(main())
 
 
-def test_a_call_that_gets_no_slot_ends_after_its_time(run: Run) -> None:
-    async def main() -> None:
+def test_a_call_that_gets_no_slot_ends_after_its_time(run):
+    async def main():
         calls = Calls(slots=1, undisturbed=90.0)
         _, reading = calls.begin()
         _, waiting = calls.begin()
@@ -95,8 +95,8 @@ def test_a_call_that_gets_no_slot_ends_after_its_time(run: Run) -> None:
     run(main())
 
 
-def test_a_call_that_needs_a_slot_ends_a_read_that_has_lasted_long(run: Run) -> None:
-    async def main() -> None:
+def test_a_call_that_needs_a_slot_ends_a_read_that_has_lasted_long(run):
+    async def main():
         loop, calls = asyncio.get_running_loop(), Calls(slots=1)
         began = loop.time()
         slow, reading = calls.begin()
@@ -112,8 +112,8 @@ def test_a_call_that_needs_a_slot_ends_a_read_that_has_lasted_long(run: Run) -> 
     run(main())
 
 
-def test_a_message_that_comes_at_the_moment_of_its_end_is_answered(run: Run) -> None:
-    async def main() -> None:
+def test_a_message_that_comes_at_the_moment_of_its_end_is_answered(run):
+    async def main():
         loop, calls = asyncio.get_running_loop(), Calls(slots=1, undisturbed=4.5)
         late, reading = calls.begin()
         await drain_loop()
@@ -128,8 +128,8 @@ def test_a_message_that_comes_at_the_moment_of_its_end_is_answered(run: Run) -> 
     run(main())
 
 
-def test_reads_of_the_client_that_has_most_end_first(run: Run) -> None:
-    async def main() -> None:
+def test_reads_of_the_client_that_has_most_end_first(run):
+    async def main():
         calls = Calls(slots=3)
         slow, reading = calls.begin("one")
         many = [calls.begin("another") for _ in range(2)]
@@ -145,8 +145,8 @@ def test_reads_of_the_client_that_has_most_end_first(run: Run) -> None:
     run(main())
 
 
-def test_a_slot_goes_to_the_client_that_has_fewest(run: Run) -> None:
-    async def main() -> None:
+def test_a_slot_goes_to_the_client_that_has_fewest(run):
+    async def main():
         calls = Calls(slots=2)
         many = [calls.begin("one")]
         held, reading = calls.begin("one")
@@ -168,8 +168,8 @@ async def leave(tasks: Sequence["asyncio.Task[Any]"]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_calls_that_came_first_do_not_keep_out_one_whose_message_is_there(run: Run) -> None:
-    async def main() -> None:
+def test_calls_that_came_first_do_not_keep_out_one_whose_message_is_there(run):
+    async def main():
         calls = Calls(slots=1)
         first, reading = calls.begin()
         silent = [calls.begin()[1] for _ in range(100)]
@@ -184,8 +184,8 @@ def test_calls_that_came_first_do_not_keep_out_one_whose_message_is_there(run: R
 
 
 @pytest.mark.parametrize("has_slot", [True, False])
-def test_a_client_that_leaves_leaves_its_slot_to_others(has_slot: bool, run: Run) -> None:
-    async def main() -> None:
+def test_a_client_that_leaves_leaves_its_slot_to_others(has_slot, run):
+    async def main():
         calls = Calls(slots=1)
         readings = [calls.begin(), calls.begin()]
         await drain_loop()

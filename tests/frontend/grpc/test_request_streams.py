@@ -45,8 +45,8 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_requests_are_begun_in_order_and_answered_as_they_are_done() -> None:
-    async def main() -> None:
+def test_requests_are_begun_in_order_and_answered_as_they_are_done():
+    async def main():
         answering = Answering()
         answers = RequestStream(answering, numbers(3), 10).answers()
         first = asyncio.ensure_future(anext(answers))
@@ -60,8 +60,8 @@ def test_requests_are_begun_in_order_and_answered_as_they_are_done() -> None:
     asyncio.run(main())
 
 
-def test_no_more_than_allowed_are_under_way_until_their_answers_are_taken() -> None:
-    async def main() -> None:
+def test_no_more_than_allowed_are_under_way_until_their_answers_are_taken():
+    async def main():
         answering = Answering()
         for number in range(10):
             answering.let(number)
@@ -73,8 +73,8 @@ def test_no_more_than_allowed_are_under_way_until_their_answers_are_taken() -> N
     asyncio.run(main())
 
 
-def test_whoever_leaves_ends_all_that_is_under_way() -> None:
-    async def main() -> None:
+def test_whoever_leaves_ends_all_that_is_under_way():
+    async def main():
         answering = Answering()
         async with aclosing(RequestStream(answering, numbers(3), 10).answers()) as answers:
             answering.let(0)
@@ -87,18 +87,18 @@ def test_whoever_leaves_ends_all_that_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("is_reading", [True, False])
-def test_a_defect_is_raised_to_who_takes_the_answers(is_reading: bool) -> None:
-    async def requests() -> AsyncIterator[int]:
+def test_a_defect_is_raised_to_who_takes_the_answers(is_reading):
+    async def requests():
         yield 0
         if is_reading:
             raise ValueError("broken")
 
-    async def answer(number: int) -> Answers:
+    async def answer(number):
         if not is_reading:
             raise ValueError("broken")
         yield number
 
-    async def main() -> None:
+    async def main():
         with pytest.raises(ValueError, match="broken"):
             async for _ in RequestStream(answer, requests(), 10).answers():
                 pass
@@ -135,7 +135,7 @@ async def answer(requests, *, is_broken_off: bool) -> None:
             raise BrokenOff
 
 
-def test_a_stream_that_is_broken_off_leaves_the_sequences_that_are_open() -> None:
+def test_a_stream_that_is_broken_off_leaves_the_sequences_that_are_open():
     model = Model()
     model.open = {"open", "others"}
     requests = [(model, each) for each in ("open", "ended", "open", None)]
@@ -144,19 +144,19 @@ def test_a_stream_that_is_broken_off_leaves_the_sequences_that_are_open() -> Non
     assert model.left == ["open"]
 
 
-def test_a_stream_that_ends_leaves_its_sequences_open() -> None:
+def test_a_stream_that_ends_leaves_its_sequences_open():
     model = Model()
     model.open = {"open"}
     asyncio.run(answer([(model, "open")], is_broken_off=False))
     assert model.left == []
 
 
-def test_a_stream_that_is_cancelled_just_after_the_end_of_its_requests_is_broken_off() -> None:
+def test_a_stream_that_is_cancelled_just_after_the_end_of_its_requests_is_broken_off():
     """grpc may report the end of the requests before the cancellation."""
     model = Model()
     model.open = {"open"}
 
-    async def answer_and_cancel() -> None:
+    async def answer_and_cancel():
         call = asyncio.create_task(answer([(model, "open")], is_broken_off=False))
         await asyncio.sleep(0)
         assert not call.done()
@@ -168,7 +168,7 @@ def test_a_stream_that_is_cancelled_just_after_the_end_of_its_requests_is_broken
     assert model.left == ["open"]
 
 
-def test_a_stream_that_lasts_for_days_does_not_remember_all_that_was_in_it() -> None:
+def test_a_stream_that_lasts_for_days_does_not_remember_all_that_was_in_it():
     model = Model()
 
     def requests():

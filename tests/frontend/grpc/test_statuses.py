@@ -8,7 +8,6 @@ from marserve.frontend.errors import (
     ModelNotFound,
     PredictionFailed,
     RequestExpired,
-    ServeError,
     VersionConflict,
 )
 from marserve.frontend.grpc.statuses import code_of, http_status_of, status_of
@@ -36,11 +35,11 @@ from marserve.frontend.grpc.statuses import code_of, http_status_of, status_of
         ),
     ],
 )
-def test_an_error_has_a_code_and_a_text(error: ServeError, code: str, text: str) -> None:
+def test_an_error_has_a_code_and_a_text(error, code, text):
     assert (status_of(error).code.name, status_of(error).text) == (code, text)
 
 
-def test_every_http_status_has_a_code_and_every_code_a_status() -> None:
+def test_every_http_status_has_a_code_and_every_code_a_status():
     assert {code_of(status) for status in range(100, 600)} >= {
         StatusCode.OK,
         StatusCode.INTERNAL,

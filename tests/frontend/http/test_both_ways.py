@@ -9,9 +9,8 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable
-from typing import Any
 
+import fakes
 import pytest
 from echo_routes import MAX_BYTES, ROUTES
 
@@ -172,24 +171,17 @@ def _pieces(sent: bytes, how: str) -> list[bytes]:
 @pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("how", ["whole", "halves", "bytes"])
 @pytest.mark.parametrize("name", REQUESTS)
-def test_the_answers_are_the_same(
-    listen: Callable[..., None],
-    fakes: Any,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-    how: str,
-    leaves: bool,
-) -> None:
+def test_the_answers_are_the_same(listen, caplog, name, how, leaves):
     caplog.set_level(logging.INFO, logger="ACCESS_LOG")
     results = []
 
-    async def test(listener: Any) -> None:
+    async def test(listener):
         loop = asyncio.get_running_loop()
         began = loop.time()
         reader, writer = await listener.connect()
         received = bytearray()
 
-        async def receive() -> None:
+        async def receive():
             with contextlib.suppress(ConnectionError):
                 while data := await reader.read(65536):
                     received.extend(data)

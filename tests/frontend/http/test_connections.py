@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -37,10 +36,10 @@ ROUTES = {"quick": Route(quick), "slow": Route(slow), "length": Route(length)}
 
 
 @pytest.fixture
-def with_listener(listen: Callable[..., None]) -> Callable[..., None]:
+def with_listener(listen):
     """Run a test that gets a function to connect; the clients leave at its end."""
 
-    def start(test: Callable[[Connect], Awaitable[None]], *limits: ConnectionLimits) -> None:
+    def start(test, *limits):
         listen(lambda listener: test(listener.connect), ROUTES, *limits)
 
     return start
@@ -67,10 +66,8 @@ async def end_of(reader: asyncio.StreamReader) -> float:
 
 
 @pytest.mark.parametrize("sent", [b"", b"G", REQUEST[:-1]])
-def test_a_connection_whose_first_head_does_not_come_is_closed(
-    with_listener: Callable[..., Any], sent: bytes
-) -> None:
-    async def test(connect: Connect) -> None:
+def test_a_connection_whose_first_head_does_not_come_is_closed(with_listener, sent):
+    async def test(connect):
         began = asyncio.get_running_loop().time()
         reader, writer = await connect()
         writer.write(sent)
@@ -79,14 +76,12 @@ def test_a_connection_whose_first_head_does_not_come_is_closed(
     with_listener(test)
 
 
-def test_bytes_that_drip_do_not_extend_the_deadline_of_a_head(
-    with_listener: Callable[..., Any],
-) -> None:
-    async def test(connect: Connect) -> None:
+def test_bytes_that_drip_do_not_extend_the_deadline_of_a_head(with_listener):
+    async def test(connect):
         began = asyncio.get_running_loop().time()
         reader, writer = await connect()
 
-        async def drip() -> None:
+        async def drip():
             for index in range(1000):
                 writer.write(b"GET / HTTP/1.1\r\n" if index == 0 else b"x: y\r\n")
                 await asyncio.sleep(7)
@@ -100,10 +95,8 @@ def test_bytes_that_drip_do_not_extend_the_deadline_of_a_head(
     with_listener(test)
 
 
-def test_a_used_connection_may_idle_but_not_begin_a_head_and_stop(
-    with_listener: Callable[..., Any],
-) -> None:
-    async def test(connect: Connect) -> None:
+def test_a_used_connection_may_idle_but_not_begin_a_head_and_stop(with_listener):
+    async def test(connect):
         client = await connect()
         for _ in range(3):
             assert await ask(client) == b"HTTP/1.1 200 OK"
@@ -115,8 +108,8 @@ def test_a_used_connection_may_idle_but_not_begin_a_head_and_stop(
     with_listener(test)
 
 
-def test_a_head_may_come_in_pieces(with_listener: Callable[..., Any]) -> None:
-    async def test(connect: Connect) -> None:
+def test_a_head_may_come_in_pieces(with_listener):
+    async def test(connect):
         client = await connect()
         for _ in range(3):
             for index in range(len(REQUEST) - 1):
@@ -128,12 +121,10 @@ def test_a_head_may_come_in_pieces(with_listener: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_the_deadline_of_a_head_does_not_apply_to_answers_and_bodies(
-    with_listener: Callable[..., Any], first: bool
-) -> None:
+def test_the_deadline_of_a_head_does_not_apply_to_answers_and_bodies(with_listener, first):
     """Neither a slow answer nor a slow body counts."""
 
-    async def test(connect: Connect) -> None:
+    async def test(connect):
         client = await connect()
         if not first:
             await ask(client)
@@ -164,16 +155,14 @@ def body_of(length: int) -> bytes:
         pytest.param(1, 100_000, 61, 60, id="stalling with time in hand"),
     ],
 )
-def test_a_body_that_comes_too_slowly_has_a_deadline(
-    with_listener: Callable[..., Any], rate: int, piece: int, pause: float, due: float
-) -> None:
-    async def test(connect: Connect) -> None:
+def test_a_body_that_comes_too_slowly_has_a_deadline(with_listener, rate, piece, pause, due):
+    async def test(connect):
         loop = asyncio.get_running_loop()
         reader, writer = await connect()
         writer.write(body_of(1_000_000))
         began = loop.time()
 
-        async def drip() -> None:
+        async def drip():
             while True:
                 writer.write(b"x" * piece)
                 await asyncio.sleep(pause)
@@ -187,10 +176,8 @@ def test_a_body_that_comes_too_slowly_has_a_deadline(
 
 
 @pytest.mark.parametrize(("rate", "piece"), [(1000, 1000), (0, 1)])
-def test_a_body_that_comes_fast_enough_may_take_its_time(
-    with_listener: Callable[..., Any], rate: int, piece: int
-) -> None:
-    async def test(connect: Connect) -> None:
+def test_a_body_that_comes_fast_enough_may_take_its_time(with_listener, rate, piece):
+    async def test(connect):
         client = await connect()
         client[1].write(body_of(300 * piece))
         for _ in range(299):
@@ -201,10 +188,8 @@ def test_a_body_that_comes_fast_enough_may_take_its_time(
     with_listener(test, ConnectionLimits(body_rate=rate))
 
 
-def test_no_more_connections_than_allowed(
-    with_listener: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def test(connect: Connect) -> None:
+def test_no_more_connections_than_allowed(with_listener, caplog):
+    async def test(connect):
         first, second = await connect(), await connect()
         await ask(first)
         await ask(second)
@@ -240,11 +225,11 @@ UPGRADES = {
 @pytest.mark.parametrize("kind", UPGRADES)
 @pytest.mark.parametrize("behind", [1, len(REQUEST) // 2, len(REQUEST), len(REQUEST) * 3])
 def test_what_is_pipelined_behind_an_upgrade_is_answered_or_the_connection_closed(
-    with_listener: Callable[..., Any], kind: str, behind: int
-) -> None:
+    with_listener, kind, behind
+):
     pipelined = (REQUEST * 3)[:behind]
 
-    async def test(connect: Connect) -> None:
+    async def test(connect):
         reader, writer = await connect()
         writer.write(UPGRADES[kind] + pipelined)
         answers = await reader.read(100_000)
@@ -259,12 +244,10 @@ def test_what_is_pipelined_behind_an_upgrade_is_answered_or_the_connection_close
     with_listener(test)
 
 
-def test_a_connection_stays_behind_an_upgrade_that_is_not_taken(
-    with_listener: Callable[..., Any],
-) -> None:
+def test_a_connection_stays_behind_an_upgrade_that_is_not_taken(with_listener):
     """Java's client asks for h2c in its first request."""
 
-    async def test(connect: Connect) -> None:
+    async def test(connect):
         client = await connect()
         for kind in ("h2c", "with a body", "websocket"):
             assert await ask(client, UPGRADES[kind]) == b"HTTP/1.1 200 OK"
@@ -275,10 +258,10 @@ def test_a_connection_stays_behind_an_upgrade_that_is_not_taken(
     with_listener(test)
 
 
-def test_a_request_may_stop_at_every_byte(with_listener: Callable[..., Any]) -> None:
+def test_a_request_may_stop_at_every_byte(with_listener):
     request = body_of(3) + b"abc"
 
-    async def test(connect: Connect) -> None:
+    async def test(connect):
         client = await connect()
         for cut in range(1, len(request)):
             client[1].write(request[:cut])

@@ -3,9 +3,8 @@
 import gzip
 import random
 import zlib
-from types import ModuleType
-from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.protocol import Input
@@ -43,13 +42,13 @@ class Reading:
 
 
 @pytest.fixture
-def reading() -> Reading:
+def reading():
     return Reading()
 
 
 @pytest.fixture
-def send(reading: Reading, fakes: ModuleType) -> Any:
-    def post(body: bytes, *headers: str) -> Any:
+def send(reading):
+    def post(body, *headers):
         return fakes.exchange(reading.routes, fakes.request("/a", "POST", body, *headers))
 
     return post
@@ -71,9 +70,7 @@ def send(reading: Reading, fakes: ModuleType) -> Any:
         ("", bytes),
     ],
 )
-def test_the_handler_gets_the_decoded_body(
-    coding: str, encode: Any, data: bytes, reading: Reading, send: Any
-) -> None:
+def test_the_handler_gets_the_decoded_body(coding, encode, data, reading, send):
     body = encode(data)
     assert send(body, f"Content-Encoding: {coding}", "X-A: 1").status == 200
     [input_] = reading.inputs
@@ -84,7 +81,7 @@ def test_the_handler_gets_the_decoded_body(
     assert reading.bytes_at_the_end == [len(data)]
 
 
-def test_a_form_and_chunks_are_decoded(reading: Reading, send: Any, fakes: ModuleType) -> None:
+def test_a_form_and_chunks_are_decoded(reading, send):
     form = b"--b0\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--b0--\r\n"
     kind = "Content-Type: multipart/form-data; boundary=b0"
     assert send(gzip.compress(form), kind, "Content-Encoding: gzip").status == 200
@@ -96,7 +93,7 @@ def test_a_form_and_chunks_are_decoded(reading: Reading, send: Any, fakes: Modul
     assert reading.inputs[0].parts[0].name == "a"
 
 
-def test_gzip_may_have_several_members(reading: Reading, send: Any) -> None:
+def test_gzip_may_have_several_members(reading, send):
     members = [TEXT, b"", NOISE, *[b"x"] * 3000]
     body = b"".join(map(gzip.compress, members))
     assert send(body, "Content-Encoding: gzip").status == 200
@@ -119,9 +116,7 @@ def test_gzip_may_have_several_members(reading: Reading, send: Any) -> None:
         ("deflate", gzip.compress(TEXT, mtime=0), "invalid"),
     ],
 )
-def test_a_body_that_cannot_be_decoded_is_the_clients_fault(
-    coding: str, body: bytes, why: str, reading: Reading, send: Any
-) -> None:
+def test_a_body_that_cannot_be_decoded_is_the_clients_fault(coding, body, why, reading, send):
     answer = send(body, f"Content-Encoding: {coding}")
     assert (answer.status, answer.document["type"]) == (400, "BadRequestException")
     start = f"The Content-Encoding is {coding}, and the body cannot be decoded: "
@@ -131,7 +126,7 @@ def test_a_body_that_cannot_be_decoded_is_the_clients_fault(
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "compress", "x" * 500])
-def test_another_encoding_is_415(coding: str, reading: Reading, send: Any) -> None:
+def test_another_encoding_is_415(coding, reading, send):
     answer = send(TEXT, f"Content-Encoding: {coding}")
     assert (answer.status, answer.document["code"]) == (415, 415)
     assert answer.document["message"].startswith("Content-Encoding '" + coding[:80])
@@ -139,12 +134,12 @@ def test_another_encoding_is_415(coding: str, reading: Reading, send: Any) -> No
     assert not reading.inputs
 
 
-def test_two_headers_of_the_encoding_are_415(send: Any) -> None:
+def test_two_headers_of_the_encoding_are_415(send):
     assert send(TEXT, "Content-Encoding: gzip", "Content-Encoding: gzip").status == 415
 
 
 @pytest.mark.parametrize("encode", [gzip.compress, zlib.compress])
-def test_a_bomb_is_refused_at_the_limit(encode: Any, reading: Reading, send: Any) -> None:
+def test_a_bomb_is_refused_at_the_limit(encode, reading, send):
     """64 MB, of which no more than the limit is ever decoded."""
     coding = "gzip" if encode is gzip.compress else "deflate"
     body = encode(bytes(1 << 26))
@@ -158,7 +153,7 @@ def test_a_bomb_is_refused_at_the_limit(encode: Any, reading: Reading, send: Any
     assert not reading.inputs
 
 
-def test_a_decoded_body_of_exactly_the_limit(reading: Reading, send: Any) -> None:
+def test_a_decoded_body_of_exactly_the_limit(reading, send):
     assert send(gzip.compress(bytes(LIMIT)), "Content-Encoding: gzip").status == 200
     assert send(gzip.compress(bytes(LIMIT + 1)), "Content-Encoding: gzip").status == 413
     assert len(reading.inputs) == 1

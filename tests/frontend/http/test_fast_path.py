@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import fakes
 import pytest
 import uvloop
 
@@ -102,20 +103,18 @@ class Model:
 
 
 @pytest.fixture
-def model() -> Model:
+def model():
     return Model()
 
 
 @pytest.fixture
-def with_model(listen: Callable[..., None], model: Model) -> Callable[..., None]:
+def with_model(listen, model):
     """Run a test that gets the listener with the model behind it."""
     return lambda test: listen(test, model.routes)
 
 
-def test_a_plain_request_is_queued_and_answered_without_a_task(
-    with_model: Callable[..., None], model: Model
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_plain_request_is_queued_and_answered_without_a_task(with_model, model):
+    async def test(listener):
         client = await listener.connect()
         for body in (b"a", b"", b"b" * 10_000):
             client[1].write(post(body))
@@ -142,10 +141,8 @@ def test_a_plain_request_is_queued_and_answered_without_a_task(
         pytest.param(post(b"x", "model", "Connection: upgrade", "Upgrade: x"), id="upgrade"),
     ],
 )
-def test_a_special_request_is_left_to_aiohttp(
-    with_model: Callable[..., None], model: Model, special: bytes
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_special_request_is_left_to_aiohttp(with_model, model, special):
+    async def test(listener):
         client = await listener.connect()
         client[1].write(special)
         assert await answer(client) == (200, b"ordinary x")
@@ -154,10 +151,8 @@ def test_a_special_request_is_left_to_aiohttp(
     with_model(test)
 
 
-def test_a_connection_stays_with_aiohttp_once_handed_over(
-    with_model: Callable[..., None], model: Model
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_connection_stays_with_aiohttp_once_handed_over(with_model, model):
+    async def test(listener):
         client = await listener.connect()
         client[1].write(post(b"plain"))
         await model.answer()
@@ -188,18 +183,13 @@ def _behind() -> list[Any]:
 @pytest.mark.parametrize("is_answered_first", [False, True])
 @pytest.mark.parametrize(("pieces", "bodies"), _behind())
 def test_answers_go_out_in_the_order_of_requests(
-    with_model: Callable[..., None],
-    model: Model,
-    fakes: Any,
-    pieces: list[bytes],
-    bodies: list[bytes],
-    is_answered_first: bool,
-) -> None:
-    async def answer_all() -> None:
+    with_model, model, pieces, bodies, is_answered_first
+):
+    async def answer_all():
         while True:
             await model.answer()
 
-    async def test(listener: Any) -> None:
+    async def test(listener):
         client = await listener.connect()
         client[1].write(post(b"first"))
         first = await model.queue.get()
@@ -220,10 +210,8 @@ def test_answers_go_out_in_the_order_of_requests(
     with_model(test)
 
 
-def test_a_request_that_takes_long_to_come_is_left_to_aiohttp(
-    with_model: Callable[..., None], model: Model
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_request_that_takes_long_to_come_is_left_to_aiohttp(with_model, model):
+    async def test(listener):
         client = await listener.connect()
         for size in (100, 1):
             client[1].write(post(b"x" * 100)[:-size])
@@ -241,10 +229,8 @@ def test_a_request_that_takes_long_to_come_is_left_to_aiohttp(
     with_model(test)
 
 
-def test_what_is_not_http_is_refused_after_the_last_answer(
-    with_model: Callable[..., None], model: Model, fakes: Any
-) -> None:
-    async def test(listener: Any) -> None:
+def test_what_is_not_http_is_refused_after_the_last_answer(with_model, model):
+    async def test(listener):
         client = await listener.connect()
         client[1].write(post(b"first"))
         first = await model.queue.get()
@@ -258,10 +244,8 @@ def test_what_is_not_http_is_refused_after_the_last_answer(
     with_model(test)
 
 
-def test_a_client_cannot_fill_the_memory_behind_a_request(
-    with_model: Callable[..., None], model: Model, fakes: Any
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_client_cannot_fill_the_memory_behind_a_request(with_model, model):
+    async def test(listener):
         client = await listener.connect()
         client[1].write(post(b"first"))
         await model.queue.get()
@@ -274,10 +258,8 @@ def test_a_client_cannot_fill_the_memory_behind_a_request(
     with_model(test)
 
 
-def test_the_deadline_of_a_head_does_not_apply_while_busy_or_idle(
-    with_model: Callable[..., None], model: Model
-) -> None:
-    async def test(listener: Any) -> None:
+def test_the_deadline_of_a_head_does_not_apply_while_busy_or_idle(with_model, model):
+    async def test(listener):
         client = await listener.connect()
         for _ in range(2):
             client[1].write(post(b"x"))
@@ -290,10 +272,8 @@ def test_the_deadline_of_a_head_does_not_apply_while_busy_or_idle(
 
 
 @pytest.mark.parametrize("seconds", [0, 30, 100])
-def test_a_head_that_stops_has_a_deadline_but_the_answer_comes_first(
-    with_model: Callable[..., None], model: Model, seconds: float
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_head_that_stops_has_a_deadline_but_the_answer_comes_first(with_model, model, seconds):
+    async def test(listener):
         loop = asyncio.get_running_loop()
         client = await listener.connect()
         client[1].write(post(b"x"))
@@ -313,10 +293,8 @@ def test_a_head_that_stops_has_a_deadline_but_the_answer_comes_first(
     with_model(test)
 
 
-def test_a_connection_that_is_not_used_any_more_ends(
-    with_model: Callable[..., None], model: Model
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_connection_that_is_not_used_any_more_ends(with_model, model):
+    async def test(listener):
         loop = asyncio.get_running_loop()
         client = await listener.connect()
         client[1].write(post(b"x"))
@@ -340,10 +318,8 @@ def leave(writer: asyncio.StreamWriter, ends: str) -> None:
 
 
 @pytest.mark.parametrize("ends", ["close", "abort", "half-close"])
-def test_the_request_of_a_client_that_leaves_is_cancelled(
-    with_model: Callable[..., None], model: Model, fakes: Any, ends: str
-) -> None:
-    async def test(listener: Any) -> None:
+def test_the_request_of_a_client_that_leaves_is_cancelled(with_model, model, ends):
+    async def test(listener):
         client = await listener.connect()
         client[1].write(post(b"x"))
         request = await model.queue.get()
@@ -357,10 +333,8 @@ def test_the_request_of_a_client_that_leaves_is_cancelled(
 
 @pytest.mark.parametrize("ends", ["close", "abort", "half-close"])
 @pytest.mark.parametrize("pipelined", [1, 700])
-def test_a_client_may_leave_while_it_is_not_read_any_more(
-    with_model: Callable[..., None], model: Model, ends: str, pipelined: int
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_client_may_leave_while_it_is_not_read_any_more(with_model, model, ends, pipelined):
+    async def test(listener):
         client = await listener.connect()
         client[1].write(post(b"x"))
         request = await model.queue.get()
@@ -385,10 +359,8 @@ FAILED = PredictionFailed("no", status=507)
         pytest.param(Prediction(b"", 200, "", {"a b": ""}), 500, id="header"),
     ],
 )
-def test_a_failure_is_sent_and_ends_the_connection(
-    with_model: Callable[..., None], model: Model, outcome: Any, status: int
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_failure_is_sent_and_ends_the_connection(with_model, model, outcome, status):
+    async def test(listener):
         client = await listener.connect()
         client[1].write(post(b"x"))
         await model.answer(outcome)
@@ -401,14 +373,9 @@ def test_a_failure_is_sent_and_ends_the_connection(
 @pytest.mark.parametrize("first_bytes", [0, 20])
 @pytest.mark.parametrize(("defect", "status"), [(KeyError("a defect"), 500), (MemoryError(), 507)])
 def test_a_defect_while_a_request_is_read_is_answered(
-    with_model: Callable[..., None],
-    model: Model,
-    caplog: pytest.LogCaptureFixture,
-    defect: Exception,
-    status: int,
-    first_bytes: int,
-) -> None:
-    async def test(listener: Any) -> None:
+    with_model, model, caplog, defect, status, first_bytes
+):
+    async def test(listener):
         for is_behind in (False, True):
             client = await listener.connect()
             model.defect = None
@@ -434,10 +401,8 @@ def test_a_defect_while_a_request_is_read_is_answered(
 
 
 @pytest.mark.parametrize(("raised", "status"), [(FAILED, 507), (KeyError("a defect"), 500)])
-def test_a_request_that_is_not_admitted_is_refused(
-    with_model: Callable[..., None], model: Model, raised: Exception, status: int
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_request_that_is_not_admitted_is_refused(with_model, model, raised, status):
+    async def test(listener):
         client = await listener.connect()
         model.raises = raised
         client[1].write(post(b"x"))
@@ -447,10 +412,8 @@ def test_a_request_that_is_not_admitted_is_refused(
     with_model(test)
 
 
-def test_no_request_is_admitted_while_answers_fill_the_memory(
-    listen: Callable[..., None], model: Model
-) -> None:
-    async def test(listener: Any) -> None:
+def test_no_request_is_admitted_while_answers_fill_the_memory(listen, model):
+    async def test(listener):
         usage = listener.server.usage
         slow_reader = usage.client("192.0.2.1")
         usage.add(slow_reader, 101)
@@ -463,8 +426,8 @@ def test_no_request_is_admitted_while_answers_fill_the_memory(
         assert await answer(client) == (200, b"fast x")
         assert usage.bytes == 0
 
-    async def ask(listener: Any) -> Client:
-        client: Client = await listener.connect()
+    async def ask(listener):
+        client = await listener.connect()
         client[1].write(post(b"x"))
         return client
 
@@ -478,10 +441,8 @@ pauses_for_slow_clients = pytest.mark.skipif(
 
 
 @pauses_for_slow_clients
-def test_no_request_is_begun_until_a_slow_client_has_read_its_answer(
-    with_model: Callable[..., None], model: Model, fakes: Any
-) -> None:
-    async def test(listener: Any) -> None:
+def test_no_request_is_begun_until_a_slow_client_has_read_its_answer(with_model, model):
+    async def test(listener):
         client = await listener.connect()
         client[1].write(post(b"large"))
         large = Prediction(b"x" * 20_000_000)
@@ -497,10 +458,8 @@ def test_no_request_is_begun_until_a_slow_client_has_read_its_answer(
 
 
 @pauses_for_slow_clients
-def test_requests_of_a_slow_client_that_has_left_are_not_served(
-    with_model: Callable[..., None], model: Model, fakes: Any
-) -> None:
-    async def test(listener: Any) -> None:
+def test_requests_of_a_slow_client_that_has_left_are_not_served(with_model, model):
+    async def test(listener):
         client = await listener.connect()
         client[1].write(post(b"large"))
         await model.answer(Prediction(b"x" * 20_000_000))
@@ -513,10 +472,8 @@ def test_requests_of_a_slow_client_that_has_left_are_not_served(
     with_model(test)
 
 
-def test_an_answer_in_pieces_is_written_as_they_come(
-    with_model: Callable[..., None], model: Model, fakes: Any
-) -> None:
-    async def test(listener: Any) -> None:
+def test_an_answer_in_pieces_is_written_as_they_come(with_model, model):
+    async def test(listener):
         client = await listener.connect()
         client[1].write(post(b"x"))
         stream = Stream(Prediction(b"one"))
@@ -539,10 +496,8 @@ def test_an_answer_in_pieces_is_written_as_they_come(
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_stream_is_closed_when_its_client_leaves(
-    with_model: Callable[..., None], model: Model, fakes: Any, has_begun: bool
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_stream_is_closed_when_its_client_leaves(with_model, model, has_begun):
+    async def test(listener):
         client = await listener.connect()
         client[1].write(post(b"x"))
         request = await model.queue.get()
@@ -560,8 +515,8 @@ def test_a_stream_is_closed_when_its_client_leaves(
     with_model(test)
 
 
-def test_shutting_down_waits_for_a_request(with_model: Callable[..., None], model: Model) -> None:
-    async def test(listener: Any) -> None:
+def test_shutting_down_waits_for_a_request(with_model, model):
+    async def test(listener):
         loop = asyncio.get_running_loop()
         client = await listener.connect()
         idle = await listener.connect()
@@ -586,12 +541,10 @@ def test_shutting_down_waits_for_a_request(with_model: Callable[..., None], mode
     "ending", ["answered", "failed", "cannot be sent", "left", "refused", "not plain"]
 )
 @pytest.mark.parametrize("size", [1, 600_000])
-def test_nothing_is_left_for_the_garbage_collector(
-    with_model: Callable[..., None], model: Model, fakes: Any, ending: str, size: int
-) -> None:
+def test_nothing_is_left_for_the_garbage_collector(with_model, model, ending, size):
     """What a server collects it collects rarely, and all requests wait meanwhile."""
 
-    async def test(listener: Any) -> None:
+    async def test(listener):
         client = await listener.connect()
         error = PredictionFailed("not you", status=400)
         if ending == "refused":
@@ -643,10 +596,8 @@ async def send_slowly(client: Client, data: bytes, seconds: float, size: int) ->
         await asyncio.sleep(seconds)
 
 
-def test_a_large_body_is_received_into_the_memory_where_it_stays(
-    with_model: Callable[..., None], model: Model
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_large_body_is_received_into_the_memory_where_it_stays(with_model, model):
+    async def test(listener):
         client = await listener.connect()
         await send_slowly(client, post(LARGE), 0.01, 50_000)
         request = await model.queue.get()
@@ -663,10 +614,8 @@ def test_a_large_body_is_received_into_the_memory_where_it_stays(
     with_model(test)
 
 
-def test_a_slow_head_of_a_large_body_does_not_affect_the_next_request(
-    with_model: Callable[..., None], model: Model, fakes: Any
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_slow_head_of_a_large_body_does_not_affect_the_next_request(with_model, model):
+    async def test(listener):
         client = await listener.connect()
         request = post(LARGE)
         client[1].write(request[:10])
@@ -684,10 +633,8 @@ def test_a_slow_head_of_a_large_body_does_not_affect_the_next_request(
     with_model(test)
 
 
-def test_a_large_body_may_take_as_long_as_its_rate_allows(
-    listen: Callable[..., None], model: Model
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_large_body_may_take_as_long_as_its_rate_allows(listen, model):
+    async def test(listener):
         client = await listener.connect()
         await send_slowly(client, post(LARGE), 9.0, 10_000)
         await model.answer(Prediction(b"read"))
@@ -703,10 +650,8 @@ def test_a_large_body_may_take_as_long_as_its_rate_allows(
         pytest.param(9.0, ConnectionLimits(body_timeout=10.0, body_rate=2000), id="too slow"),
     ],
 )
-def test_a_large_body_that_is_late_is_refused(
-    listen: Callable[..., None], model: Model, seconds: float, limits: ConnectionLimits
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_large_body_that_is_late_is_refused(listen, model, seconds, limits):
+    async def test(listener):
         client = await listener.connect()
         sending = asyncio.ensure_future(send_slowly(client, post(LARGE), seconds, 10_000))
         status, body = await answer(client)
@@ -719,10 +664,8 @@ def test_a_large_body_that_is_late_is_refused(
     listen(test, model.routes, limits)
 
 
-def test_memory_of_a_large_body_follows_what_has_arrived(
-    with_model: Callable[..., None], model: Model, fakes: Any
-) -> None:
-    async def test(listener: Any) -> None:
+def test_memory_of_a_large_body_follows_what_has_arrived(with_model, model):
+    async def test(listener):
         client, usage = await listener.connect(), listener.server.usage
         head = b"POST /model HTTP/1.1\r\nHost: h\r\nContent-Length: 100000000\r\n\r\n"
         client[1].write(head)
@@ -740,10 +683,8 @@ def test_memory_of_a_large_body_follows_what_has_arrived(
 
 
 @pytest.mark.parametrize("allowed", [50_000, 300_000, 767_000])
-def test_a_large_body_that_exceeds_the_bytes_in_flight_is_refused(
-    listen: Callable[..., None], model: Model, allowed: int
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_large_body_that_exceeds_the_bytes_in_flight_is_refused(listen, model, allowed):
+    async def test(listener):
         client = await listener.connect()
         sending = asyncio.ensure_future(send_slowly(client, post(LARGE), 0.01, 20_000))
         status, body = await answer(client)
@@ -755,10 +696,8 @@ def test_a_large_body_that_exceeds_the_bytes_in_flight_is_refused(
 
 
 @pytest.mark.parametrize("ends", ["half-close", "abort"])
-def test_a_client_that_leaves_in_the_middle_of_a_large_body_is_forgotten(
-    with_model: Callable[..., None], model: Model, fakes: Any, ends: str
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_client_that_leaves_in_the_middle_of_a_large_body_is_forgotten(with_model, model, ends):
+    async def test(listener):
         client = await listener.connect()
         client[1].write(post(LARGE)[:-1])
         await fakes.drain_loop()
@@ -776,12 +715,10 @@ def test_a_client_that_leaves_in_the_middle_of_a_large_body_is_forgotten(
 
 @pytest.mark.parametrize("ending", ["answered", "left", "left to aiohttp"])
 @pytest.mark.parametrize("uses_uvloop", [True, False])
-def test_the_memory_of_a_large_body_is_given_back_at_once(
-    model: Model, fakes: Any, uses_uvloop: bool, ending: str
-) -> None:
+def test_the_memory_of_a_large_body_is_given_back_at_once(model, uses_uvloop, ending):
     """Not by the garbage collector, and while the connection stays open."""
 
-    async def test() -> None:
+    async def test():
         loop = asyncio.get_running_loop()
         router = Router(
             model.routes, guard=Guard(None), access_log=AccessLog(loop, Metrics("h")),
@@ -800,7 +737,7 @@ def test_the_memory_of_a_large_body_is_given_back_at_once(
             listener.close()
             await server.close(0.5)
 
-    async def exchange(server: HttpServer, client: Client) -> None:
+    async def exchange(server, client):
         client[1].write(post(LARGE)[:-1])
         if ending == "left to aiohttp":
             assert (await answer(client))[0] == 413
@@ -814,7 +751,7 @@ def test_the_memory_of_a_large_body_is_given_back_at_once(
             client[1].transport.abort()
             await until(lambda: server.usage.bytes == 0)
 
-    def memories() -> list[bytearray]:
+    def memories():
         found = [each for each in gc.get_objects() if isinstance(each, LargeBody)]
         return [body._memory for body in found]
 
@@ -826,10 +763,8 @@ def test_the_memory_of_a_large_body_is_given_back_at_once(
         gc.enable()
 
 
-def test_a_client_that_waits_for_100_before_a_large_body_gets_it(
-    with_model: Callable[..., None], model: Model
-) -> None:
-    async def test(listener: Any) -> None:
+def test_a_client_that_waits_for_100_before_a_large_body_gets_it(with_model, model):
+    async def test(listener):
         client = await listener.connect()
         request = post(LARGE, "model", "Expect: 100-continue")
         client[1].write(request[: -len(LARGE)])

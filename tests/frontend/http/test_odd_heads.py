@@ -2,9 +2,10 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+import fakes
 import httptools
 import pytest
 from hypothesis import given
@@ -35,16 +36,14 @@ ROUTES = {"health": Route(health, when_full=True), "echo": Route(echo), ANY_OTHE
 
 
 @pytest.fixture
-def talk(
-    listen: Callable[..., None], fakes: Any, caplog: pytest.LogCaptureFixture
-) -> Callable[..., list[Any]]:
+def talk(listen, caplog):
     """Send pieces on one connection; return status and document of each answer."""
     caplog.set_level(logging.INFO, logger="ACCESS_LOG")
 
-    def send(*pieces: bytes) -> list[Any]:
+    def send(*pieces):
         answers = []
 
-        async def test(listener: Any) -> None:
+        async def test(listener):
             reader, writer = await listener.connect()
             for piece in pieces:
                 writer.write(piece)
@@ -81,9 +80,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"OPTIONS"])
 @pytest.mark.parametrize("target", [b"/health", b"/health?verbose=1", b"/health/"])
 @pytest.mark.parametrize("headers", [b"", b"Content-Length: 0\r\n", b"Connection: keep-alive\r\n"])
-def test_a_probe_needs_no_host(
-    talk: Callable[..., list[Any]], method: bytes, target: bytes, headers: bytes
-) -> None:
+def test_a_probe_needs_no_host(talk, method, target, headers):
     probe = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, headers)
     assert [status for status, _ in talk(probe, probe)] == [200, 200]
 
@@ -92,9 +89,7 @@ def test_a_probe_needs_no_host(
     "before",
     [b"", HEALTH, post(), post(b"Content-Type: multipart/form-data; boundary=B", body=FORM)],
 )
-def test_a_probe_without_host_that_comes_byte_by_byte_behind_others(
-    talk: Callable[..., list[Any]], before: bytes
-) -> None:
+def test_a_probe_without_host_that_comes_byte_by_byte_behind_others(talk, before):
     pieces = [HEALTH[at : at + 1] for at in range(len(HEALTH))]
     answers = talk(*([before] if before else []), b"\r\n", *pieces)
     assert answers[-1] == (200, {"status": "Healthy"})
@@ -111,12 +106,7 @@ def test_a_probe_without_host_that_comes_byte_by_byte_behind_others(
         (b"GET /health HTTP/1.1\r\nExpect: 100-continue\r\n\r\n", "GET /health"),
     ],
 )
-def test_other_requests_without_host_are_refused(
-    talk: Callable[..., list[Any]],
-    caplog: pytest.LogCaptureFixture,
-    request_: bytes,
-    line: str,
-) -> None:
+def test_other_requests_without_host_are_refused(talk, caplog, request_, line):
     [(status, document)] = talk(request_)
     assert (status, document["message"]) == (400, f"{START}the request has no Host header.")
     assert logged(caplog) == [f'"{line} HTTP/1.1" 400']
@@ -124,9 +114,7 @@ def test_other_requests_without_host_are_refused(
 
 @pytest.mark.parametrize("times", [2, 3])
 @pytest.mark.parametrize("name", [b"Content-Type", b"content-TYPE"])
-def test_an_equal_content_type_may_be_repeated(
-    talk: Callable[..., list[Any]], times: int, name: bytes
-) -> None:
+def test_an_equal_content_type_may_be_repeated(talk, times, name):
     request = post(*[name + b": application/json"] * times, b"X-A: 1")
     for status, document in talk(request, request):
         assert (status, document["parts"]) == (200, [["body", "1"]])
@@ -139,7 +127,7 @@ def test_an_equal_content_type_may_be_repeated(
         assert document["headers"] == headers
 
 
-def test_the_equal_content_types_of_a_form_and_of_chunks(talk: Callable[..., list[Any]]) -> None:
+def test_the_equal_content_types_of_a_form_and_of_chunks(talk):
     twice = [b"Content-Type: multipart/form-data; boundary=B"] * 2
     chunked = post(*twice, b"Transfer-Encoding: chunked", body=FORM)
     chunked = chunked.replace(b"Content-Length: %d\r\n" % len(FORM), b"")
@@ -148,14 +136,14 @@ def test_the_equal_content_types_of_a_form_and_of_chunks(talk: Callable[..., lis
         assert (status, document["parts"]) == (200, [["a", "1"]])
 
 
-def test_of_a_harmless_header_the_last_counts(talk: Callable[..., list[Any]]) -> None:
+def test_of_a_harmless_header_the_last_counts(talk):
     [(status, document)] = talk(post(b"User-Agent: a", b"Max-Forwards: 1", b"user-agent: b"))
     assert status == 200
     headers = {"Host": "h", "Max-Forwards": "1", "user-agent": "b", "Content-Length": "1"}
     assert document["headers"] == headers
 
 
-def test_a_body_is_never_repaired(talk: Callable[..., list[Any]]) -> None:
+def test_a_body_is_never_repaired(talk):
     twice = b"Content-Type: a/b\r\n" * 2
     body = HEALTH + b"GET /health HTTP/1.1\r\nHost: h\r\n" + twice + b"\r\n"
     head = post(b"X-A: 1", body=body)[: -len(body)]
@@ -166,9 +154,7 @@ def test_a_body_is_never_repaired(talk: Callable[..., list[Any]]) -> None:
         assert (status, document["parts"]) == (200, [["body", body.decode()]])
 
 
-def test_nothing_is_repaired_behind_an_upgrade_or_an_unanswered_request(
-    talk: Callable[..., list[Any]],
-) -> None:
+def test_nothing_is_repaired_behind_an_upgrade_or_an_unanswered_request(talk):
     upgrade = post(b"Connection: Upgrade", b"Upgrade: h2c", body=b"")
     assert [status for status, _ in talk(upgrade, HEALTH)] == [200, 400]
     assert [status for status, _ in talk(post() + HEALTH)][-1] == 400
@@ -232,20 +218,14 @@ def test_nothing_is_repaired_behind_an_upgrade_or_an_unanswered_request(
         ),
     ],
 )
-def test_a_refusal_has_its_reason_and_the_log_its_path(
-    talk: Callable[..., list[Any]],
-    caplog: pytest.LogCaptureFixture,
-    request_: bytes,
-    reason: str,
-    line: str,
-) -> None:
+def test_a_refusal_has_its_reason_and_the_log_its_path(talk, caplog, request_, reason, line):
     [(status, document)] = talk(request_)
     assert status == 400
     assert document["message"].startswith(START + reason)
     assert logged(caplog) == [f'"{line} HTTP/1.1" 400']
 
 
-def test_the_reason_of_a_long_head_that_comes_in_pieces(talk: Callable[..., list[Any]]) -> None:
+def test_the_reason_of_a_long_head_that_comes_in_pieces(talk):
     head = b"GET /health HTTP/1.1\r\n" + b"".join(
         b"X-%d: %b\r\n" % (n, b"a" * 500) for n in range(50)
     )
@@ -306,9 +286,7 @@ LINES = [
     st.lists(st.sampled_from(LINES), max_size=6),
     st.sampled_from([b"", b"abc", b"3\r\nabc\r\n0\r\n\r\n", HEALTH]),
 )
-def test_a_repair_leaves_where_a_request_ends(
-    method: bytes, lines: list[bytes], body: bytes
-) -> None:
+def test_a_repair_leaves_where_a_request_ends(method, lines, body):
     head = b"\r\n".join([method + b" /health HTTP/1.1", *lines, b"", b""])
     better = repaired(head, lambda _method, _target: True)
     try:

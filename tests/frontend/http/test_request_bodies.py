@@ -1,7 +1,6 @@
 import gzip
-from types import ModuleType
-from typing import Any
 
+import fakes
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -42,7 +41,7 @@ class Reading:
 
 
 @pytest.fixture
-def reading() -> Reading:
+def reading():
     return Reading()
 
 
@@ -71,9 +70,7 @@ def multipart(*fields: str) -> bytes:
         "image/jpeg",
     ],
 )
-def test_any_other_body_is_one_part_with_the_requests_media_type(
-    content_type: str, reading: Reading, fakes: ModuleType
-) -> None:
+def test_any_other_body_is_one_part_with_the_requests_media_type(content_type, reading):
     headers = [f"Content-Type: {content_type}"] if content_type else []
     fakes.exchange(reading.routes, fakes.request("/a", "POST", b"\x00{--b0", *headers))
     media_type = content_type.partition(";")[0]
@@ -81,7 +78,7 @@ def test_any_other_body_is_one_part_with_the_requests_media_type(
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
-def test_without_a_body_the_part_is_empty(method: str, reading: Reading, fakes: ModuleType) -> None:
+def test_without_a_body_the_part_is_empty(method, reading):
     fakes.exchange(reading.routes, fakes.request("/a", method))
     assert reading.parts == {"body": ("", b"")}
 
@@ -108,23 +105,19 @@ def test_without_a_body_the_part_is_empty(method: str, reading: Reading, fakes: 
         (b"", {}),
     ],
 )
-def test_a_form_has_a_part_for_each_field(
-    body: bytes, parts: dict[str, bytes], reading: Reading, fakes: ModuleType
-) -> None:
+def test_a_form_has_a_part_for_each_field(body, parts, reading):
     answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, FORM))
     assert answer.status == 200
     assert reading.parts == {name: ("", value) for name, value in parts.items()}
 
 
 @pytest.mark.parametrize("body", [b"a=%", b"a=%2", b"a=%zz", b"%g1=a"])
-def test_a_broken_escape_in_a_form_is_the_clients_fault(
-    body: bytes, reading: Reading, fakes: ModuleType
-) -> None:
+def test_a_broken_escape_in_a_form_is_the_clients_fault(body, reading):
     answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, FORM))
     assert (answer.status, answer.document["type"]) == (400, BAD)
 
 
-def test_a_multipart_body_has_a_part_for_each_field(reading: Reading, fakes: ModuleType) -> None:
+def test_a_multipart_body_has_a_part_for_each_field(reading):
     body = multipart(
         field('name="data"; filename="d.json"', "[1]", "Content-Type: application/json"),
         field('name="image"; filename="i"', "pixels"),
@@ -144,24 +137,20 @@ def test_a_multipart_body_has_a_part_for_each_field(reading: Reading, fakes: Mod
 @pytest.mark.parametrize(
     "file_name", ['"a"b.png"', '"C:\\"', "my photo.png", "a.png", '""', '"it\'s; one.png"']
 )
-def test_a_part_is_a_file_however_its_name_is_spelt(
-    file_name: str, reading: Reading, fakes: ModuleType
-) -> None:
+def test_a_part_is_a_file_however_its_name_is_spelt(file_name, reading):
     part = field(f'name="data"; filename={file_name}', "pixels", "Content-Type: image/png")
     fakes.exchange(reading.routes, fakes.request("/a", "POST", multipart(part), MULTIPART))
     assert reading.parts == {"data": ("image/png", b"pixels")}
 
 
-def test_a_name_may_end_in_a_backslash(reading: Reading, fakes: ModuleType) -> None:
+def test_a_name_may_end_in_a_backslash(reading):
     """Browsers and ``requests`` write it as it is."""
     parts = multipart(field(r'name="a\"', "1"), field(r'name="b\"; filename="c"', "2"))
     fakes.exchange(reading.routes, fakes.request("/a", "POST", parts, MULTIPART))
     assert list(reading.parts) == ["a\\", "b\\"]
 
 
-def test_of_parts_with_one_name_the_last_replaces_the_others(
-    reading: Reading, fakes: ModuleType
-) -> None:
+def test_of_parts_with_one_name_the_last_replaces_the_others(reading):
     fields = [field(f'name="{name}"', body) for name, body in ("a1", "b2", "a3", "c4", "b5")]
     fakes.exchange(reading.routes, fakes.request("/a", "POST", multipart(*fields), MULTIPART))
     [input_] = reading.inputs
@@ -180,9 +169,7 @@ def test_of_parts_with_one_name_the_last_replaces_the_others(
         b"--b0\r\nContent-Type: multipart/mixed; boundary=b1\r\n\r\n--b1\r\n\r\n\r\n--b0--\r\n",
     ],
 )
-def test_a_broken_multipart_body_is_the_clients_fault(
-    body: bytes, reading: Reading, fakes: ModuleType
-) -> None:
+def test_a_broken_multipart_body_is_the_clients_fault(body, reading):
     answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
     assert (answer.status, answer.document["type"]) == (400, BAD)
 
@@ -221,9 +208,7 @@ A, B = field('file; filename="a"', "A", "Content-Type: text/a"), field("file; fi
         ),
     ],
 )
-def test_the_parts_of_a_multipart_mixed_part_have_its_name(
-    fields: list[str], parts: list[Any], reading: Reading, fakes: ModuleType
-) -> None:
+def test_the_parts_of_a_multipart_mixed_part_have_its_name(fields, parts, reading):
     answer = fakes.exchange(
         reading.routes, fakes.request("/a", "POST", multipart(*fields), MULTIPART)
     )
@@ -244,9 +229,7 @@ def test_the_parts_of_a_multipart_mixed_part_have_its_name(
         ),
     ],
 )
-def test_a_broken_multipart_mixed_part_is_the_clients_fault(
-    broken: str, reason: str, reading: Reading, fakes: ModuleType
-) -> None:
+def test_a_broken_multipart_mixed_part_is_the_clients_fault(broken, reason, reading):
     body = multipart(broken, field("name=g", "G"))
     answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
     assert (answer.status, answer.document["type"]) == (400, BAD)
@@ -261,7 +244,7 @@ def test_a_broken_multipart_mixed_part_is_the_clients_fault(
         multipart(field("name=a", "1"), field("name=b", "2")).replace(b"\r", b"")[:-3],
     ],
 )
-def test_a_multipart_body_written_by_hand(body: bytes, reading: Reading, fakes: ModuleType) -> None:
+def test_a_multipart_body_written_by_hand(body, reading):
     """Without carriage returns, or without the last dashes, as TorchServe takes it."""
     answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
     assert answer.status == 200
@@ -278,9 +261,7 @@ FIELDS = st.dictionaries(NAMES, BODIES | st.tuples(NAMES, BODIES, st.just("image
 
 @given(fields=FIELDS)
 @example(fields={"/a": b"", "//b/c": ("f", b"", "image/png")})
-def test_the_fields_of_a_multipart_body_arrive_as_they_were(
-    fields: dict[str, Any], fakes: ModuleType
-) -> None:
+def test_the_fields_of_a_multipart_body_arrive_as_they_were(fields):
     reading = Reading(limit=10**6)
     body, _ = encode_multipart_formdata(fields, boundary="b0")
     answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", body, MULTIPART))
@@ -291,7 +272,7 @@ def test_the_fields_of_a_multipart_body_arrive_as_they_were(
     }
 
 
-def test_name_is_not_overridden_by_its_extended_form(fakes: ModuleType) -> None:
+def test_name_is_not_overridden_by_its_extended_form():
     for order in ("name=a; name*=utf-8''b", "name*=utf-8''b; name=a"):
         reading = Reading()
         head = f"--b0\r\nContent-Disposition: form-data; {order}\r\n\r\n"
@@ -322,7 +303,7 @@ SCRAPS = st.sampled_from(
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # as the server does; pytest undoes it
 @given(scraps=st.lists(SCRAPS | st.binary(max_size=20), max_size=10))
-def test_any_multipart_body_is_read_or_refused(scraps: list[bytes], fakes: ModuleType) -> None:
+def test_any_multipart_body_is_read_or_refused(scraps):
     reading = Reading()
     sent = fakes.request("/a", "POST", b"".join(scraps), MULTIPART)
     answer = fakes.exchange(reading.routes, sent)
@@ -332,9 +313,7 @@ def test_any_multipart_body_is_read_or_refused(scraps: list[bytes], fakes: Modul
 # -- headers ---------------------------------------------------------------------------------------
 
 
-def test_the_handler_sees_the_clients_headers_in_its_case_and_the_servers_own(
-    reading: Reading, fakes: ModuleType
-) -> None:
+def test_the_handler_sees_the_clients_headers_in_its_case_and_the_servers_own(reading):
     sent = fakes.request("/a", "POST", b"x", "X-Trace: Grün", "Explain: mine", "explain: mine")
     answer = fakes.exchange(reading.routes, sent)
     [input_] = reading.inputs
@@ -350,7 +329,7 @@ def test_the_handler_sees_the_clients_headers_in_its_case_and_the_servers_own(
     }
 
 
-def test_a_body_in_chunks_gets_a_content_length(reading: Reading, fakes: ModuleType) -> None:
+def test_a_body_in_chunks_gets_a_content_length(reading):
     chunked = fakes.request(
         "/a", "POST", b"", "TRANSFER-Encoding: chunked", "Expect: 100-continue", framed=False
     )
@@ -361,9 +340,7 @@ def test_a_body_in_chunks_gets_a_content_length(reading: Reading, fakes: ModuleT
 
 
 @pytest.mark.parametrize(("method", "name"), [("GET", "content-length"), ("PUT", "Content-Length")])
-def test_a_request_without_a_body_has_a_content_length_all_the_same(
-    method: str, name: str, reading: Reading, fakes: ModuleType
-) -> None:
+def test_a_request_without_a_body_has_a_content_length_all_the_same(method, name, reading):
     fakes.exchange(reading.routes, fakes.request("/a", method))
     assert reading.inputs[0].headers[name] == "0"
 
@@ -382,27 +359,23 @@ def head(*headers: str) -> bytes:
     return "\r\n".join(lines).encode()
 
 
-def test_a_chunked_body_is_put_together(reading: Reading, fakes: ModuleType) -> None:
+def test_a_chunked_body_is_put_together(reading):
     fakes.exchange(reading.routes, chunked(b"first", b" last", b""))
     assert reading.parts == {"body": ("", b"first last")}
 
 
-def test_a_body_at_the_limit_passes(reading: Reading, fakes: ModuleType) -> None:
+def test_a_body_at_the_limit_passes(reading):
     answer = fakes.exchange(reading.routes, fakes.request("/a", "POST", b"x" * LIMIT))
     assert answer.status == 200
 
 
-def test_a_body_announced_above_the_limit_is_refused_before_it_is_sent(
-    reading: Reading, fakes: ModuleType
-) -> None:
+def test_a_body_announced_above_the_limit_is_refused_before_it_is_sent(reading):
     answer = fakes.exchange(reading.routes, head(f"Content-Length: {LIMIT + 1}"), lingers=True)
     assert answer.status == 413
     assert reading.inputs == []
 
 
-def test_a_chunked_body_is_refused_where_it_passes_the_limit(
-    reading: Reading, fakes: ModuleType
-) -> None:
+def test_a_chunked_body_is_refused_where_it_passes_the_limit(reading):
     answer = fakes.exchange(reading.routes, chunked(b"x" * LIMIT, b"x"), lingers=True)
     assert answer.status == 413
 
@@ -414,20 +387,18 @@ def test_a_chunked_body_is_refused_where_it_passes_the_limit(
         chunked(b"first"),
     ],
 )
-def test_a_body_that_ends_early_never_becomes_an_input(
-    sent: bytes, reading: Reading, fakes: ModuleType
-) -> None:
+def test_a_body_that_ends_early_never_becomes_an_input(sent, reading):
     fakes.exchange(reading.routes, sent, half_close=True)
     assert reading.inputs == []
 
 
-def test_a_malformed_chunk_is_a_bad_request(reading: Reading, fakes: ModuleType) -> None:
+def test_a_malformed_chunk_is_a_bad_request(reading):
     answer = fakes.exchange(reading.routes, chunked(b"first") + b"no chunk\r\n\r\n")
     assert (answer.status, answer.document["type"]) == (400, BAD)
     assert reading.inputs == []
 
 
-def test_a_client_that_expects_100_continue_gets_it(reading: Reading, fakes: ModuleType) -> None:
+def test_a_client_that_expects_100_continue_gets_it(reading):
     sent = head("Content-Length: 4", "Expect: 100-continue")
     answer = fakes.exchange(reading.routes, sent, b"body")
     assert answer.status_line == "HTTP/1.1 100 Continue"
@@ -435,19 +406,15 @@ def test_a_client_that_expects_100_continue_gets_it(reading: Reading, fakes: Mod
     assert reading.parts == {"body": ("", b"body")}
 
 
-def test_a_client_that_expects_to_send_too_much_gets_no_100_continue(
-    reading: Reading, fakes: ModuleType
-) -> None:
+def test_a_client_that_expects_to_send_too_much_gets_no_100_continue(reading):
     sent = head(f"Content-Length: {LIMIT + 1}", "Expect: 100-continue")
     assert fakes.exchange(reading.routes, sent, lingers=True).status == 413
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_running(
-    fakes: ModuleType,
-) -> None:
-    ended: list[str] = []
+def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_running():
+    ended = []
 
-    async def serve(request: HttpRequest) -> HttpResponse:
+    async def serve(request):
         try:
             return HttpResponse(200, await read_body(request, LIMIT))
         finally:
@@ -457,7 +424,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_running(
     assert len(ended) == 1
 
 
-def test_more_than_1000_parts_are_refused(fakes: ModuleType, reading: Reading) -> None:
+def test_more_than_1000_parts_are_refused(reading):
     part = b'--b0\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n'
     reading.limit = 10**6
     body = part * 1001 + b"--b0--\r\n"
@@ -466,7 +433,7 @@ def test_more_than_1000_parts_are_refused(fakes: ModuleType, reading: Reading) -
     assert "more than 1000 parts" in answer.document["message"]
 
 
-def test_a_compressed_body_is_passed_on_as_it_came(fakes: ModuleType, reading: Reading) -> None:
+def test_a_compressed_body_is_passed_on_as_it_came(reading):
     for body in (gzip.compress(b"cat"), b"no gzip at all"):
         fakes.exchange(reading.routes, fakes.request("/a", "POST", body, "Content-Encoding: gzip"))
         [part] = reading.inputs[-1].parts

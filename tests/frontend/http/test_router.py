@@ -1,10 +1,7 @@
 import json
 import logging
-from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
+import fakes
 import pytest
 
 from marserve.frontend.errors import (
@@ -62,20 +59,18 @@ def raising(error: Exception) -> dict[str, Route]:
         ("http://localhost", []),
     ],
 )
-def test_a_path_is_decoded_and_then_split(
-    target: str, segments: list[str], fakes: ModuleType
-) -> None:
+def test_a_path_is_decoded_and_then_split(target, segments):
     answer = fakes.exchange(ROUTES, fakes.request(target))
     assert answer.document["segments"] == segments
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "QUERY"])
-def test_a_route_decides_about_methods_itself(method: str, fakes: ModuleType) -> None:
+def test_a_route_decides_about_methods_itself(method):
     assert fakes.exchange(ROUTES, fakes.request("/a", method)).status == 200
 
 
 @pytest.mark.parametrize("target", ["/b", "/A", "/ab", "//a", "*"])
-def test_an_unknown_path_is_not_found(target: str, fakes: ModuleType) -> None:
+def test_an_unknown_path_is_not_found(target):
     answer = fakes.exchange({"a": Route(show)}, fakes.request(target, "OPTIONS"))
     assert (answer.status, answer.document) == (
         404,
@@ -90,7 +85,7 @@ def test_an_unknown_path_is_not_found(target: str, fakes: ModuleType) -> None:
 # -- what every answer has -------------------------------------------------------------------------
 
 
-def test_every_answer_has_an_id_of_its_own_and_the_common_headers(fakes: ModuleType) -> None:
+def test_every_answer_has_an_id_of_its_own_and_the_common_headers():
     first, second = (
         fakes.exchange(ROUTES, fakes.request("/a"), common_headers="x-common: 1\r\n")
         for _ in range(2)
@@ -100,7 +95,7 @@ def test_every_answer_has_an_id_of_its_own_and_the_common_headers(fakes: ModuleT
     assert first.headers["x-common"] == "1"
 
 
-def test_requests_follow_each_other_on_one_connection(fakes: ModuleType) -> None:
+def test_requests_follow_each_other_on_one_connection():
     keep = b"GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n"
     answer = fakes.exchange(ROUTES, keep, fakes.request("/a/last"))
     assert answer.raw.count(b"HTTP/1.1 200 OK") == 2
@@ -108,7 +103,7 @@ def test_requests_follow_each_other_on_one_connection(fakes: ModuleType) -> None
     assert b'"last"' in answer.raw
 
 
-def test_after_an_error_the_connection_stays(fakes: ModuleType) -> None:
+def test_after_an_error_the_connection_stays():
     keep = b"GET /gone HTTP/1.1\r\nHost: localhost\r\n\r\n"
     answer = fakes.exchange(ROUTES, keep, fakes.request("/a/last"))
     assert answer.raw.count(b"HTTP/1.1 404 Not Found") == 1
@@ -124,9 +119,7 @@ def test_after_an_error_the_connection_stays(fakes: ModuleType) -> None:
         (ServeError("no", status=507), 507, "InternalServerException"),
     ],
 )
-def test_a_failure_becomes_the_body_that_clients_know(
-    error: ServeError, status: int, word: str, fakes: ModuleType
-) -> None:
+def test_a_failure_becomes_the_body_that_clients_know(error, status, word):
     answer = fakes.exchange(raising(error), fakes.request("/a"))
     assert answer.status == status
     assert answer.document == {"code": status, "type": word, "message": error.message}
@@ -146,19 +139,17 @@ def in_another_format(error: ServeError) -> HttpResponse:
         (MemoryError(), "The server has not enough memory for this request."),
     ],
 )
-def test_a_route_may_have_its_own_format_of_failures(
-    error: Exception, words: str, fakes: ModuleType
-) -> None:
+def test_a_route_may_have_its_own_format_of_failures(error, words):
     routes = {"a": Route(raising(error)["a"].serve, None, in_another_format)}
     assert fakes.exchange(routes, fakes.request("/a")).document == {"oh": words}
 
 
-def test_a_message_that_cannot_be_encoded_keeps_its_status(fakes: ModuleType) -> None:
+def test_a_message_that_cannot_be_encoded_keeps_its_status():
     answer = fakes.exchange(raising(PredictionFailed("\ud800", status=503)), fakes.request("/a"))
     assert (answer.status, answer.document["code"]) == (503, 503)
 
 
-def test_the_answer_to_a_body_too_large_names_the_limit(fakes: ModuleType) -> None:
+def test_the_answer_to_a_body_too_large_names_the_limit():
     answer = fakes.exchange(raising(PayloadTooLarge(7)), fakes.request("/a"))
     assert answer.status_line == "HTTP/1.1 413 Request Entity Too Large"
     assert answer.document == {
@@ -168,9 +159,7 @@ def test_the_answer_to_a_body_too_large_names_the_limit(fakes: ModuleType) -> No
     }
 
 
-def test_an_unexpected_error_is_a_500_in_json_and_its_traceback_is_logged(
-    fakes: ModuleType, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unexpected_error_is_a_500_in_json_and_its_traceback_is_logged(caplog):
     answer = fakes.exchange(raising(KeyError("secret")), fakes.request("/a"))
     assert answer.document == {
         "code": 500,
@@ -198,7 +187,7 @@ def test_an_unexpected_error_is_a_500_in_json_and_its_traceback_is_logged(
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
-def test_what_is_not_http_is_refused_in_json(sent: bytes, fakes: ModuleType) -> None:
+def test_what_is_not_http_is_refused_in_json(sent):
     answer = fakes.exchange(ROUTES, sent)
     assert answer.document["code"] == 400
     assert answer.document["type"] == "BadRequestException"
@@ -210,14 +199,14 @@ def test_what_is_not_http_is_refused_in_json(sent: bytes, fakes: ModuleType) -> 
 
 
 @pytest.fixture
-def tokens(tmp_path: Path) -> TokenStore:
+def tokens(tmp_path):
     store = TokenStore(tmp_path / "key_file.json", 60.0)
     store.write()
     return store
 
 
 @pytest.fixture
-def key(tokens: TokenStore) -> Callable[[str], str]:
+def key(tokens):
     return lambda kind: f"Authorization: Bearer {json.loads(tokens.path.read_text())[kind]['key']}"
 
 
@@ -232,14 +221,7 @@ def key(tokens: TokenStore) -> Callable[[str], str]:
         ("management", "API", 400),
     ],
 )
-def test_a_guarded_route_needs_its_own_kind_of_key(
-    kind: Any,
-    sent: str | None,
-    status: int,
-    tokens: TokenStore,
-    key: Callable[[str], str],
-    fakes: ModuleType,
-) -> None:
+def test_a_guarded_route_needs_its_own_kind_of_key(kind, sent, status, tokens, key):
     headers = [key(sent)] if sent else []
     answer = fakes.exchange(
         {"a": Route(show, kind)}, fakes.request("/a", "GET", b"", *headers), tokens=tokens
@@ -249,13 +231,13 @@ def test_a_guarded_route_needs_its_own_kind_of_key(
         assert answer.document["type"] == "InvalidKeyException"
 
 
-def test_a_guarded_route_refuses_in_its_own_format(tokens: TokenStore, fakes: ModuleType) -> None:
+def test_a_guarded_route_refuses_in_its_own_format(tokens):
     routes = {"a": Route(show, "inference", in_another_format)}
     answer = fakes.exchange(routes, fakes.request("/a"), tokens=tokens)
     assert (answer.status, [*answer.document]) == (400, ["oh"])
 
 
-def test_an_unknown_path_needs_no_key(tokens: TokenStore, fakes: ModuleType) -> None:
+def test_an_unknown_path_needs_no_key(tokens):
     assert fakes.exchange({}, fakes.request("/b"), tokens=tokens).status == 404
 
 
@@ -269,9 +251,7 @@ def test_an_unknown_path_needs_no_key(tokens: TokenStore, fakes: ModuleType) -> 
         ("inference", True, "Origin: http://evil.example", 200),
     ],
 )
-def test_web_pages_are_kept_from_management_that_is_for_this_machine(
-    kind: Any, local: bool, origin: str, status: int, fakes: ModuleType
-) -> None:
+def test_web_pages_are_kept_from_management_that_is_for_this_machine(kind, local, origin, status):
     sent = fakes.request("/a", "POST", b"", origin)
     answer = fakes.exchange({"a": Route(show, kind)}, sent, local_management=local)
     assert answer.status == status
@@ -284,9 +264,7 @@ def test_web_pages_are_kept_from_management_that_is_for_this_machine(
     ("error", "name"),
     [(None, "Requests2XX"), (BadRequest("no"), "Requests4XX"), (KeyError("no"), "Requests5XX")],
 )
-def test_every_answer_is_counted_and_logged(
-    error: Exception | None, name: str, fakes: ModuleType, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_answer_is_counted_and_logged(error, name, caplog):
     caplog.set_level(logging.INFO, logger="ACCESS_LOG")
     metrics = Metrics("host")
     routes = ROUTES if error is None else raising(error)
@@ -307,10 +285,8 @@ def test_every_answer_is_counted_and_logged(
         (Route(show, "management"), b"200"),
     ],
 )
-def test_while_memory_is_full_only_health_and_management_are_served(
-    route: Route, status: bytes, listen: Callable[..., None], fakes: ModuleType
-) -> None:
-    async def test(listener: Any) -> None:
+def test_while_memory_is_full_only_health_and_management_are_served(route, status, listen):
+    async def test(listener):
         usage = listener.server.usage
         usage.add(usage.client("1.1.1.1"), 2000)
         reader, writer = await listener.connect()

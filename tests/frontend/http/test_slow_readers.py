@@ -3,8 +3,6 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +20,8 @@ class UncountedSocket(socket.socket):
 
 
 @pytest.mark.parametrize("kind", [socket.socket, UncountedSocket])
-def test_what_a_client_takes_is_seen_in_every_sandbox(kind: type[socket.socket]) -> None:
-    async def test() -> None:
+def test_what_a_client_takes_is_seen_in_every_sandbox(kind):
+    async def test():
         loop = asyncio.get_running_loop()
         with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
@@ -60,16 +58,14 @@ class Server(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_client_that_leaves_a_tls_connection_may_be_looked_at(
-    tmp_path: Path, run: Callable[[Coroutine[Any, Any, None]], None]
-) -> None:
+def test_a_client_that_leaves_a_tls_connection_may_be_looked_at(tmp_path, run):
     """The connection is lost one turn of the loop before its protocol knows."""
     authority = make_authority(tmp_path)
     served, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     served.load_cert_chain(authority.file("chain.pem"), authority.file("key.pem"))
     trusting.load_verify_locations(authority.root)
 
-    async def test() -> None:
+    async def test():
         server = Server()
         listener = await asyncio.get_running_loop().create_server(
             lambda: server, "127.0.0.1", 0, ssl=served

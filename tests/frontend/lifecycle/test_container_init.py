@@ -42,16 +42,14 @@ def start(*command: str, stdin: int | None = None, **environment: str) -> "subpr
 
 
 @pytest.fixture
-def listener(tmp_path: Path) -> socket.socket:
+def listener(tmp_path):
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     bound.bind(str(tmp_path / "notify"))
     bound.settimeout(PATIENCE)
     return bound
 
 
-def test_messages_are_forwarded_without_the_process_id(
-    listener: socket.socket, tmp_path: Path
-) -> None:
+def test_messages_are_forwarded_without_the_process_id(listener, tmp_path):
     environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_PID": "1"}
     with listener, start(sys.executable, "-c", SERVER, **environment) as init:
         assert listener.recv(1000) == b"READY=1\nSTATUS=Listens."
@@ -59,7 +57,7 @@ def test_messages_are_forwarded_without_the_process_id(
         assert init.wait(PATIENCE) == 0
 
 
-def test_other_signals_are_forwarded_to_the_server_only() -> None:
+def test_other_signals_are_forwarded_to_the_server_only():
     catcher = "import signal, sys; signal.signal(signal.SIGHUP, lambda *_: sys.exit(5));"
     with start(sys.executable, "-c", catcher + SERVER) as init:
         assert init.stdout is not None
@@ -68,7 +66,7 @@ def test_other_signals_are_forwarded_to_the_server_only() -> None:
         assert init.wait(PATIENCE) == 5
 
 
-def test_the_status_of_a_stopped_command_is_not_that_of_the_server() -> None:
+def test_the_status_of_a_stopped_command_is_not_that_of_the_server():
     script = 'trap "exit 143" TERM; "$0" -c "$1"'
     with start("sh", "-c", script, sys.executable, SERVER) as init:
         assert init.stdout is not None
@@ -77,7 +75,7 @@ def test_the_status_of_a_stopped_command_is_not_that_of_the_server() -> None:
         assert init.wait(PATIENCE) == 0
 
 
-def test_without_pidfds_it_ends_with_the_command_that_started_the_server() -> None:
+def test_without_pidfds_it_ends_with_the_command_that_started_the_server():
     old_kernel = """
 import errno, os, sys
 def none(*_):
@@ -95,7 +93,7 @@ sys.exit(main())
         assert init.wait(PATIENCE) == 0
 
 
-def test_a_server_that_starts_after_the_signal_to_stop_is_stopped() -> None:
+def test_a_server_that_starts_after_the_signal_to_stop_is_stopped():
     script = 'trap : TERM; echo trapped; cat; "$0" -c "$1"'
     with start("sh", "-c", script, sys.executable, SERVER, stdin=subprocess.PIPE) as init:
         assert init.stdout is not None
@@ -106,7 +104,7 @@ def test_a_server_that_starts_after_the_signal_to_stop_is_stopped() -> None:
         assert init.wait(PATIENCE) == 0
 
 
-def test_malformed_messages_are_ignored() -> None:
+def test_malformed_messages_are_ignored():
     malformed = """
 import os, socket
 pids = "", -1, "x", 0, 1 << 31, "1" * 5000, os.getppid(), 99999999, chr(0x0663)
@@ -120,7 +118,7 @@ raise SystemExit(3)
         assert init.wait(PATIENCE) == 3
 
 
-def test_the_id_of_a_thread_does_not_end_it() -> None:
+def test_the_id_of_a_thread_does_not_end_it():
     sender = """
 import os, socket, threading, time
 threading.Thread(target=time.sleep, args=(0.3,)).start()
@@ -134,7 +132,7 @@ raise SystemExit(3)
         assert init.wait(PATIENCE) == 3
 
 
-def test_ctrl_c_reaches_a_server_at_the_terminal_once(tmp_path: Path) -> None:
+def test_ctrl_c_reaches_a_server_at_the_terminal_once(tmp_path):
     terminal = Terminal()
     try:
         init = terminal.start([INIT, sys.executable, "-c", SERVER], os.environ, tmp_path)
@@ -147,6 +145,6 @@ def test_ctrl_c_reaches_a_server_at_the_terminal_once(tmp_path: Path) -> None:
         terminal.close()
 
 
-def test_without_a_command() -> None:
+def test_without_a_command():
     with start() as init:
         assert init.wait(PATIENCE) == 2

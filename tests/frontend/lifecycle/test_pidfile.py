@@ -2,7 +2,6 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,12 @@ pid_file.release()
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "server.pid"
 
 
 @pytest.fixture
-def server(path: Path) -> Iterator["subprocess.Popen[str]"]:
+def server(path):
     with start_server(path) as process:
         yield process
         process.kill()
@@ -50,11 +49,11 @@ def start_server(path: Path, *descriptors: int) -> "subprocess.Popen[str]":
     return process
 
 
-def test_without_a_file_no_server_runs(path: Path) -> None:
+def test_without_a_file_no_server_runs(path):
     assert PidFile(path).read() is None
 
 
-def test_a_claimed_file_holds_the_pid_and_nothing_else(path: Path) -> None:
+def test_a_claimed_file_holds_the_pid_and_nothing_else(path):
     pid_file = PidFile(path)
     assert pid_file.claim() is False
     assert path.read_text() == str(os.getpid())
@@ -62,7 +61,7 @@ def test_a_claimed_file_holds_the_pid_and_nothing_else(path: Path) -> None:
     pid_file.release()
 
 
-def test_a_released_file_is_gone_and_may_be_claimed_again(path: Path) -> None:
+def test_a_released_file_is_gone_and_may_be_claimed_again(path):
     pid_file = PidFile(path)
     for _ in range(2):
         pid_file.claim()
@@ -70,18 +69,14 @@ def test_a_released_file_is_gone_and_may_be_claimed_again(path: Path) -> None:
         assert not path.exists()
 
 
-def test_a_living_server_is_found_and_keeps_others_out(
-    path: Path, server: "subprocess.Popen[str]"
-) -> None:
+def test_a_living_server_is_found_and_keeps_others_out(path, server):
     assert PidFile(path).read() == server.pid
     with pytest.raises(PidFileError, match="TorchServe is already running"):
         PidFile(path).claim()
     assert PidFile(path).read() == server.pid
 
 
-def test_the_file_of_a_killed_server_is_an_orphan(
-    path: Path, server: "subprocess.Popen[str]"
-) -> None:
+def test_the_file_of_a_killed_server_is_an_orphan(path, server):
     server.kill()
     server.wait()
     assert path.exists()
@@ -91,12 +86,12 @@ def test_the_file_of_a_killed_server_is_an_orphan(
     pid_file.release()
 
 
-def test_a_pid_that_a_stranger_has_now_is_an_orphan(path: Path) -> None:
+def test_a_pid_that_a_stranger_has_now_is_an_orphan(path):
     path.write_text(str(os.getppid()))
     assert PidFile(path).read() is None
 
 
-def test_torchserves_own_server_is_found_and_keeps_others_out(path: Path) -> None:
+def test_torchserves_own_server_is_found_and_keeps_others_out(path):
     command = [sys.executable, "-c", "input()", "org.pytorch.serve.ModelServer", "--python"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as java:
         path.write_text(str(java.pid))
@@ -112,7 +107,7 @@ def test_torchserves_own_server_is_found_and_keeps_others_out(path: Path) -> Non
     pid_file.release()
 
 
-def test_a_claim_passes_to_the_child_without_a_gap(path: Path) -> None:
+def test_a_claim_passes_to_the_child_without_a_gap(path):
     starter = PidFile(path)
     starter.claim()
     with start_server(path, starter.fileno()) as child:
@@ -124,7 +119,7 @@ def test_a_claim_passes_to_the_child_without_a_gap(path: Path) -> None:
     assert not path.exists()
 
 
-def test_an_adopted_descriptor_is_not_inherited_further(path: Path) -> None:
+def test_an_adopted_descriptor_is_not_inherited_further(path):
     starter, server = PidFile(path), PidFile(path)
     starter.claim()
     descriptor = os.dup(starter.fileno())
@@ -135,13 +130,13 @@ def test_an_adopted_descriptor_is_not_inherited_further(path: Path) -> None:
     server.release()
 
 
-def test_a_descriptor_of_another_file_is_not_adopted(path: Path) -> None:
+def test_a_descriptor_of_another_file_is_not_adopted(path):
     path.touch()
     with Path(os.devnull).open() as other, pytest.raises(PidFileError, match="not the pid file"):
         PidFile(path).adopt(other.fileno())
 
 
-def test_release_leaves_the_file_of_a_successor_alone(path: Path) -> None:
+def test_release_leaves_the_file_of_a_successor_alone(path):
     first, second = PidFile(path), PidFile(path)
     first.claim()
     path.unlink()
@@ -151,7 +146,7 @@ def test_release_leaves_the_file_of_a_successor_alone(path: Path) -> None:
     second.release()
 
 
-def test_a_link_in_the_shared_directory_is_not_followed(path: Path, tmp_path: Path) -> None:
+def test_a_link_in_the_shared_directory_is_not_followed(path, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     path.symlink_to(victim)
@@ -161,7 +156,7 @@ def test_a_link_in_the_shared_directory_is_not_followed(path: Path, tmp_path: Pa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_file_of_another_user_is_not_believed(path: Path) -> None:
+def test_a_file_of_another_user_is_not_believed(path):
     path.write_text("1")
     os.chown(path, 65534, 65534)
     with path.open() as theirs:
@@ -170,7 +165,7 @@ def test_a_file_of_another_user_is_not_believed(path: Path) -> None:
             PidFile(path).read()
 
 
-def test_a_path_that_is_not_a_regular_file_is_refused(path: Path) -> None:
+def test_a_path_that_is_not_a_regular_file_is_refused(path):
     os.mkfifo(path)  # open() waits for the other end
     for use in (PidFile(path).read, PidFile(path).claim):
         with pytest.raises(PidFileError, match="not a regular file"):
@@ -181,15 +176,13 @@ def test_a_path_that_is_not_a_regular_file_is_refused(path: Path) -> None:
         PidFile(path).read()
 
 
-def test_a_locked_file_without_a_number_has_no_pid(path: Path) -> None:
+def test_a_locked_file_without_a_number_has_no_pid(path):
     with path.open("w") as starting:
         fcntl.flock(starting, fcntl.LOCK_EX)
         assert PidFile(path).read() is None
 
 
-def test_a_server_whose_file_was_removed_is_found(
-    path: Path, server: "subprocess.Popen[str]"
-) -> None:
+def test_a_server_whose_file_was_removed_is_found(path, server):
     path.unlink()
     assert PidFile(path).read() == server.pid
     with pytest.raises(PidFileError, match=f"already running(.|\n)*pid {server.pid}"):
@@ -200,7 +193,7 @@ def test_a_server_whose_file_was_removed_is_found(
     assert PidFile(path).read() is None
 
 
-def test_a_file_that_was_removed_is_made_again(path: Path) -> None:
+def test_a_file_that_was_removed_is_made_again(path):
     pid_file = PidFile(path)
     pid_file.claim()
     path.unlink()

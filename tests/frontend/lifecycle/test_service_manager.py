@@ -1,8 +1,6 @@
 import logging
 import os
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +8,7 @@ from marserve.frontend.lifecycle.service_manager import ServiceManager
 
 
 @pytest.fixture
-def listener() -> Iterator[socket.socket]:
+def listener():
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.settimeout(5)
         yield listener
@@ -20,7 +18,7 @@ def received(listener: socket.socket) -> str:
     return listener.recv(4096).decode()
 
 
-def test_each_message_is_a_datagram_of_lines(listener: socket.socket, tmp_path: Path) -> None:
+def test_each_message_is_a_datagram_of_lines(listener, tmp_path):
     path = str(tmp_path / "notify")
     listener.bind(path)
     manager = ServiceManager(path)
@@ -34,26 +32,24 @@ def test_each_message_is_a_datagram_of_lines(listener: socket.socket, tmp_path: 
     assert received(listener) == "STOPPING=1\nEXTEND_TIMEOUT_USEC=1500000\nSTATUS=Stopping."
 
 
-def test_an_abstract_name_begins_with_an_at(listener: socket.socket) -> None:
+def test_an_abstract_name_begins_with_an_at(listener):
     name = f"marserve-test-{os.getpid()}"
     listener.bind(f"\0{name}")
     ServiceManager(f"@{name}").main_process(7)
     assert received(listener) == "MAINPID=7"
 
 
-def test_children_do_not_inherit_it() -> None:
+def test_children_do_not_inherit_it():
     environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1", "OTHER": "stays"}
     ServiceManager.from_environ(environ)
     assert environ == {"OTHER": "stays"}
 
 
-def test_without_a_receiver_nothing_is_sent() -> None:
+def test_without_a_receiver_nothing_is_sent():
     ServiceManager.from_environ({}).ready("Listens.")
 
 
-def test_a_message_that_cannot_be_sent_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_message_that_cannot_be_sent_is_logged_once(tmp_path, caplog):
     manager = ServiceManager(str(tmp_path / "gone"))
     manager.main_process(7)
     manager.ready("Listens.")
@@ -62,9 +58,7 @@ def test_a_message_that_cannot_be_sent_is_logged_once(
     assert record.getMessage().startswith("NOTIFY_SOCKET: 'MAINPID=7' cannot be sent")
 
 
-def test_a_receiver_that_does_not_read_delays_nothing(
-    listener: socket.socket, tmp_path: Path
-) -> None:
+def test_a_receiver_that_does_not_read_delays_nothing(listener, tmp_path):
     path = str(tmp_path / "notify")
     listener.bind(path)
     manager = ServiceManager(path)
@@ -84,7 +78,7 @@ def test_a_receiver_that_does_not_read_delays_nothing(
         ({}, False),
     ],
 )
-def test_the_interval_of_the_watchdog(environ: dict[str, str], is_wanted: bool) -> None:
+def test_the_interval_of_the_watchdog(environ, is_wanted):
     manager = ServiceManager.from_environ({"NOTIFY_SOCKET": "/x", **environ})
     assert manager.watchdog_seconds == (0.002 if is_wanted else 0)
     assert ServiceManager.from_environ(environ).watchdog_seconds == 0

@@ -5,9 +5,7 @@ import errno
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -30,12 +28,12 @@ time.sleep(1000)
 
 
 @pytest.fixture
-def mark() -> str:
+def mark():
     return f"MARSERVE_TEST_WORKER={uuid.uuid4().hex}"
 
 
 @pytest.fixture
-def marked(mark: str) -> Iterator["subprocess.Popen[bytes]"]:
+def marked(mark):
     """A process with the mark."""
     environment = dict([mark.split("=")])
     with subprocess.Popen(["/bin/sleep", "1000"], env=environment) as process:
@@ -43,7 +41,7 @@ def marked(mark: str) -> Iterator["subprocess.Popen[bytes]"]:
         process.kill()
 
 
-def test_a_worker_that_has_overwritten_its_environment_is_found_by_its_id(mark: str) -> None:
+def test_a_worker_that_has_overwritten_its_environment_is_found_by_its_id(mark):
     processes = StartedProcesses()
     command = [sys.executable, "-c", WORKER]
     environment = dict([mark.split("=")])
@@ -61,15 +59,13 @@ def test_a_worker_that_has_overwritten_its_environment_is_found_by_its_id(mark: 
                     each.kill()
 
 
-def test_a_search_without_a_descriptor_fails_and_is_not_shared(
-    mark: str, marked: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_pid: int) -> None:
+def test_a_search_without_a_descriptor_fails_and_is_not_shared(mark, marked, monkeypatch):
+    def fail(_pid):
         raise OSError(errno.EMFILE, "Too many open files")
 
     # The second search is requested while the first one runs.
     times = iter([1.0, 2.0, 1.5, 3.0])
-    clock: Any = SimpleNamespace(monotonic=lambda: next(times))
+    clock = SimpleNamespace(monotonic=lambda: next(times))
     monkeypatch.setattr(started_processes, "time", clock)
     processes = StartedProcesses()
     with monkeypatch.context() as patch:
@@ -79,12 +75,7 @@ def test_a_search_without_a_descriptor_fails_and_is_not_shared(
     assert {each.pid for each in processes.find(mark)} == {marked.pid}
 
 
-def test_processes_that_do_not_end_are_logged(
-    mark: str,
-    marked: "subprocess.Popen[bytes]",
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_processes_that_do_not_end_are_logged(mark, marked, monkeypatch, caplog):
     monkeypatch.setattr(started_processes, "_KILL_SECONDS", 0.0)
     monkeypatch.setattr(psutil.Process, "kill", lambda _self: None)
     assert StartedProcesses().kill(mark) == 1

@@ -14,7 +14,7 @@ from marserve.frontend.lifecycle.startup import banner, find_conflicts
 
 
 @pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def lines(tmp_path, monkeypatch):
     monkeypatch.setenv("LOG_LOCATION", "elsewhere")
     monkeypatch.chdir(tmp_path)
     Path("c").write_text(
@@ -25,7 +25,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return dict(line.partition(": ")[::2] for line in text.splitlines())
 
 
-def test_surroundings_and_what_is_in_force(lines: dict[str, str], tmp_path: Path) -> None:
+def test_surroundings_and_what_is_in_force(lines, tmp_path):
     assert lines["Number of GPUs"] == "2"
     assert lines["Number of CPUs"] == "3"
     assert lines["Temp directory"] == "/w"
@@ -38,7 +38,7 @@ def test_surroundings_and_what_is_in_force(lines: dict[str, str], tmp_path: Path
     assert lines["models"] == "{ }"
 
 
-def test_every_key_with_a_value_stands_in_it_and_no_secret(lines: dict[str, str]) -> None:
+def test_every_key_with_a_value_stands_in_it_and_no_secret(lines):
     assert {key.name for key in KEYS.values() if key.default is not None} <= lines.keys()
     assert lines["keystore_pass"] == "***"
     assert "hidden" not in str(lines)
@@ -51,7 +51,7 @@ PIP = f"{sys.executable} -m pip"
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path, monkeypatch):
     """A directory of packages, and the only one that is looked at."""
     site = tmp_path / "lib" / "site"
     site.mkdir(parents=True)
@@ -63,10 +63,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def install(site: Path) -> Install:
+def install(site):
     """Does what pip does: writes files, over those of others, and notes them."""
 
-    def install(name: str, files: list[str], origin: dict[str, object] | None = None) -> None:
+    def install(name, files, origin=None):
         info = site / f"{name.replace('-', '_')}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -90,12 +90,12 @@ NAMES = ("ts", "model_archiver", "workflow_archiver")
 OURS = ["../../bin/marserve", *COMMANDS, *(f"{name}/__init__.py" for name in NAMES)]
 
 
-def test_alone_all_is_well(install: Install) -> None:
+def test_alone_all_is_well(install):
     install("marserve", OURS)
     assert find_conflicts() == ""
 
 
-def test_torchserve_installed_later(install: Install) -> None:
+def test_torchserve_installed_later(install):
     install("marserve", OURS)
     install("torchserve", [COMMANDS[0], "ts/__init__.py"])
     advice = find_conflicts()
@@ -106,7 +106,7 @@ def test_torchserve_installed_later(install: Install) -> None:
     )
 
 
-def test_marserve_installed_over_torchserve(install: Install) -> None:
+def test_marserve_installed_over_torchserve(install):
     install("torchserve", [COMMANDS[0], "ts/__init__.py"])
     install("torch-model-archiver", [COMMANDS[1], "model_archiver/__init__.py"])
     origin = {"url": "file:///home/me/marserve", "dir_info": {"editable": True}}
@@ -117,7 +117,7 @@ def test_marserve_installed_over_torchserve(install: Install) -> None:
     assert advice.endswith(" --no-deps -e /home/me/marserve")
 
 
-def test_torchserve_uninstalled_too_late(install: Install, site: Path) -> None:
+def test_torchserve_uninstalled_too_late(install, site):
     install("marserve", OURS, {"url": "file:///home/me/marserve", "dir_info": {}})
     (site / COMMANDS[0]).unlink()
     (site / "ts" / "__init__.py").unlink()
@@ -128,7 +128,7 @@ def test_torchserve_uninstalled_too_late(install: Install, site: Path) -> None:
     )
 
 
-def test_an_installation_that_cannot_be_judged(install: Install, site: Path) -> None:
+def test_an_installation_that_cannot_be_judged(install, site):
     assert find_conflicts() == ""
     install("marserve", OURS)
     (site / "ts" / "__init__.py").unlink()

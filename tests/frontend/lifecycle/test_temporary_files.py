@@ -1,19 +1,18 @@
 """The times of a server's temporary files, by which cleaners go."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from marserve.frontend.lifecycle.temporary_files import TemporaryFiles
-from marserve.frontend.lifecycle.workdir import WorkingDirectory, own_workdir
+from marserve.frontend.lifecycle.workdir import own_workdir
 
 LONG_AGO = 1_000_000_000
 
 
 @pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkingDirectory]:
+def directory(tmp_path, monkeypatch):
     monkeypatch.setenv("TEMP", str(tmp_path))
     with own_workdir() as own:
         (own.path / "models" / "m").mkdir(parents=True)
@@ -36,7 +35,7 @@ def age(*paths: Path) -> None:
         os.utime(path, (LONG_AGO, LONG_AGO), follow_symlinks=False)
 
 
-def test_all_files_are_touched_each_hour(directory: WorkingDirectory, tmp_path: Path) -> None:
+def test_all_files_are_touched_each_hour(directory, tmp_path):
     now = 0.0
     socket = tmp_path / "socket"
     socket.touch()
@@ -53,18 +52,14 @@ def test_all_files_are_touched_each_hour(directory: WorkingDirectory, tmp_path: 
     assert are_old(directory.path) == {False}
 
 
-def test_a_link_is_touched_and_not_what_it_leads_to(
-    directory: WorkingDirectory, tmp_path: Path
-) -> None:
+def test_a_link_is_touched_and_not_what_it_leads_to(directory, tmp_path):
     age(tmp_path)
     TemporaryFiles(directory, lambda: None).keep()
     assert tmp_path.stat().st_mtime == LONG_AGO
 
 
-def test_a_file_that_cannot_be_made_again_is_reported_once(
-    directory: WorkingDirectory, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail() -> None:
+def test_a_file_that_cannot_be_made_again_is_reported_once(directory, caplog):
+    def fail():
         raise PermissionError(13, "Permission denied", "/there/.model_server.pid")
 
     files = TemporaryFiles(directory, fail)

@@ -22,7 +22,7 @@ def read(tmp_path: Path, name: str, text: str) -> dict[str, Any] | Translation:
 
 
 @pytest.mark.parametrize("name", ["l.json", "l.yaml", "l.YML"])
-def test_a_dictionary_is_returned_for_dictconfig(name: str, tmp_path: Path) -> None:
+def test_a_dictionary_is_returned_for_dictconfig(name, tmp_path):
     text = json.dumps(
         {"handlers": {"a": {"filename": "$LOG_LOCATION/a", "x": "${METRICS_LOCATION}$Y"}}}
     )
@@ -45,21 +45,19 @@ def test_a_dictionary_is_returned_for_dictconfig(name: str, tmp_path: Path) -> N
         ("l.properties", "a=\\ud800", "half"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_by_name(
-    name: str, text: str, reason: str, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_read_is_refused_by_name(name, text, reason, tmp_path):
     with pytest.raises(ConfigError, match=reason):
         read(tmp_path, name, text)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         read_log_config(tmp_path / "none.yaml", DIRECTORIES)
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["l.yaml", "l.xml"])
-def test_a_pipe_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_pipe_is_refused(name, tmp_path):
     os.mkfifo(tmp_path / name)
     with pytest.raises(ConfigError, match="is no file"):
         read_log_config(tmp_path / name, DIRECTORIES)
@@ -75,7 +73,7 @@ def test_a_pipe_is_refused(name: str, tmp_path: Path) -> None:
         ("handlers: {a: {class: no.such.Handler}}", "no"),
     ],
 )
-def test_a_dictionary_python_cannot_use_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+def test_a_dictionary_python_cannot_use_is_refused(text, reason, tmp_path):
     path = tmp_path / "l.yaml"
     # Incremental or not, it must not reach for the handlers of the test's own loggers.
     path.write_text(text)
@@ -83,7 +81,7 @@ def test_a_dictionary_python_cannot_use_is_refused(text: str, reason: str, tmp_p
         configure_logging(tmp_path, tmp_path, path)
 
 
-def test_a_dictionary_may_name_the_root_logger_among_the_loggers(tmp_path: Path) -> None:
+def test_a_dictionary_may_name_the_root_logger_among_the_loggers(tmp_path):
     path = tmp_path / "l.yaml"
     path.write_text(
         "handlers: {f: {class: marserve.frontend.logs.files.LogFile, path: $LOG_LOCATION/a.log}}\n"
@@ -109,5 +107,5 @@ def test_a_dictionary_may_name_the_root_logger_among_the_loggers(tmp_path: Path)
         (60, "off"),
     ],
 )
-def test_levels_have_torchserves_words(level: int, word: str) -> None:
+def test_levels_have_torchserves_words(level, word):
     assert level_word(level) == word

@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ Write = Callable[[str, float], None]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     """A file whose last line is of 20 November."""
     path = tmp_path / "ts_log.log"
     path.write_text("old\n")
@@ -28,10 +28,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_file(path: Path) -> Iterator[Callable[..., LogFile]]:
-    opened: list[LogFile] = []
+def open_file(path):
+    opened = []
 
-    def make(**options: int) -> LogFile:
+    def make(**options):
         opened.append(LogFile(path, daily(path, **options)))
         return opened[-1]
 
@@ -53,7 +53,7 @@ def old(path: Path) -> dict[str, str]:
     return {each.name: gzip.decompress(each.read_bytes()).decode() for each in found}
 
 
-def test_lines_are_added(open_file: Callable[..., LogFile], path: Path) -> None:
+def test_lines_are_added(open_file, path):
     file = open_file()
     write(file, "gr\u00fc\u00dfe", NOON)
     write(file, "half \ud83d character", MIDNIGHT - 1)
@@ -62,9 +62,7 @@ def test_lines_are_added(open_file: Callable[..., LogFile], path: Path) -> None:
     assert old(path) == {}
 
 
-def test_the_first_line_of_a_day_starts_a_file(
-    open_file: Callable[..., LogFile], path: Path
-) -> None:
+def test_the_first_line_of_a_day_starts_a_file(open_file, path):
     file = open_file()
     write(file, "late", MIDNIGHT - 0.001)
     write(file, "early", MIDNIGHT)
@@ -78,9 +76,7 @@ def test_the_first_line_of_a_day_starts_a_file(
     }
 
 
-def test_a_file_of_another_day_is_rolled_over_by_the_next_server(
-    open_file: Callable[..., LogFile], path: Path
-) -> None:
+def test_a_file_of_another_day_is_rolled_over_by_the_next_server(open_file, path):
     file = open_file()
     write(file, "new", NOON + 3 * DAY)
     file.close()
@@ -88,7 +84,7 @@ def test_a_file_of_another_day_is_rolled_over_by_the_next_server(
     assert old(path) == {"ts_log.20-Nov.log.gz": "old\n"}
 
 
-def test_a_file_does_not_exceed_its_maximum(open_file: Callable[..., LogFile], path: Path) -> None:
+def test_a_file_does_not_exceed_its_maximum(open_file, path):
     file = open_file(max_bytes=12)
     for text in ("12345", "12345"):
         write(file, text, NOON)
@@ -100,9 +96,7 @@ def test_a_file_does_not_exceed_its_maximum(open_file: Callable[..., LogFile], p
 @pytest.mark.parametrize(
     ("most", "lines"), [(1, []), (7, []), (8, ["äöü"]), (12, ["äöü"]), (100, ["12345", "äöü"])]
 )
-def test_the_last_lines_are_read_without_a_part_of_a_line(
-    open_file: Callable[..., LogFile], path: Path, most: int, lines: list[str]
-) -> None:
+def test_the_last_lines_are_read_without_a_part_of_a_line(open_file, path, most, lines):
     file = open_file()
     path.write_bytes(b"")
     for text in ("12345", "äöü"):
@@ -112,9 +106,7 @@ def test_the_last_lines_are_read_without_a_part_of_a_line(
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["pipe", "link", "device"])
-def test_the_last_lines_of_what_took_the_place_of_the_file_are_not_read(
-    open_file: Callable[..., LogFile], path: Path, kind: str
-) -> None:
+def test_the_last_lines_of_what_took_the_place_of_the_file_are_not_read(open_file, path, kind):
     file = open_file()
     secret = path.with_name("secret")
     secret.write_text("a secret\n")
@@ -127,9 +119,7 @@ def test_the_last_lines_of_what_took_the_place_of_the_file_are_not_read(
         file.tail(100)
 
 
-def test_a_full_file_is_rolled_over_without_overwriting(
-    open_file: Callable[..., LogFile], path: Path
-) -> None:
+def test_a_full_file_is_rolled_over_without_overwriting(open_file, path):
     file = open_file(max_bytes=10)
     for text in ("12345", "123456789012345", "1", "2"):
         write(file, text, NOON)
@@ -141,9 +131,7 @@ def test_a_full_file_is_rolled_over_without_overwriting(
     }
 
 
-def test_the_newest_old_files_are_kept_and_no_other_file_is_removed(
-    open_file: Callable[..., LogFile], path: Path
-) -> None:
+def test_the_newest_old_files_are_kept_and_no_other_file_is_removed(open_file, path):
     bystanders = {"ts_log.log.1", "ts_log.20-Nov.txt", "ts_logs.20-Nov.log.gz", "a.20-Nov.log"}
     for name in bystanders:
         path.with_name(name).write_text("mine")
@@ -159,18 +147,14 @@ def test_the_newest_old_files_are_kept_and_no_other_file_is_removed(
     }
 
 
-def test_a_file_that_a_crash_left_is_compressed_by_the_next_server(
-    open_file: Callable[..., LogFile], path: Path
-) -> None:
+def test_a_file_that_a_crash_left_is_compressed_by_the_next_server(open_file, path):
     path.with_name("ts_log.19-Nov.log").write_text("left")
     path.with_name("ts_log.19-Nov.part").write_text("half")
     open_file().close()
     assert old(path) == {"ts_log.19-Nov.log.gz": "left"}
 
 
-def test_after_a_rollover_that_fails_the_old_file_is_used(
-    open_file: Callable[..., LogFile], path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_after_a_rollover_that_fails_the_old_file_is_used(open_file, path, capsys):
     file = open_file(max_bytes=5)
     path.rename(path.with_name("taken"))  # by another program
     for text in ("a", "b", "c"):
@@ -180,7 +164,7 @@ def test_after_a_rollover_that_fails_the_old_file_is_used(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_full_disk_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_reported_once(capsys):
     file = LogFile("/dev/full")
     for _ in range(3):
         write(file, "x", time.time())
@@ -188,9 +172,7 @@ def test_a_full_disk_is_reported_once(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err.count("/dev/full") == 1
 
 
-def test_a_full_disk_with_standard_error_on_it_raises_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_full_disk_with_standard_error_on_it_raises_nothing(monkeypatch):
     with open("/dev/full", "w", buffering=1) as full:  # noqa: PTH123 - as standard error is
         monkeypatch.setattr("sys.stderr", full)
         file = LogFile("/dev/full", daily(Path("/dev/full")))
@@ -201,15 +183,13 @@ def test_a_full_disk_with_standard_error_on_it_raises_nothing(
             full.close()
 
 
-def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_an_error(tmp_path):
     (tmp_path / "taken").touch()
     with pytest.raises(OSError, match="taken"):
         LogFile(tmp_path / "taken" / "ts_log.log")
 
 
-def test_reopen_creates_a_file_that_another_program_moved(
-    open_file: Callable[..., LogFile], path: Path
-) -> None:
+def test_reopen_creates_a_file_that_another_program_moved(open_file, path):
     file = open_file()
     moved = path.rename(path.with_suffix(".1"))
     write(file, "before", NOON)
@@ -219,7 +199,7 @@ def test_reopen_creates_a_file_that_another_program_moved(
     assert path.read_text() == "after\n"
 
 
-def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
+def test_a_removed_directory_is_made_again(tmp_path):
     path = tmp_path / "logs" / "ts_log.log"
     file = LogFile(path)
     shutil.rmtree(path.parent)
@@ -231,9 +211,7 @@ def test_a_removed_directory_is_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("has_reader", [False, True])
-def test_reopen_keeps_the_old_file_if_a_pipe_took_its_place(
-    open_file: Callable[..., LogFile], path: Path, has_reader: bool
-) -> None:
+def test_reopen_keeps_the_old_file_if_a_pipe_took_its_place(open_file, path, has_reader):
     file = open_file()
     moved = path.rename(path.with_suffix(".1"))
     os.mkfifo(path)
@@ -247,13 +225,13 @@ def test_reopen_keeps_the_old_file_if_a_pipe_took_its_place(
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_without_a_reader_is_an_error(tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_is_an_error(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="No such device"):
         LogFile(tmp_path / "pipe")
 
 
-def test_a_pipe_is_not_rolled_over(tmp_path: Path) -> None:
+def test_a_pipe_is_not_rolled_over(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
@@ -266,9 +244,7 @@ def test_a_pipe_is_not_rolled_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_in_place_of_the_compressed_file_does_not_hold_the_end(
-    open_file: Callable[..., LogFile], path: Path
-) -> None:
+def test_a_pipe_in_place_of_the_compressed_file_does_not_hold_the_end(open_file, path):
     os.mkfifo(path.with_name("ts_log.20-Nov.part"))
     file = open_file()
     write(file, "new", MIDNIGHT + 1)
@@ -276,9 +252,7 @@ def test_a_pipe_in_place_of_the_compressed_file_does_not_hold_the_end(
     assert old(path) == {"ts_log.20-Nov.log.gz": "old\n"}
 
 
-def test_reopen_keeps_the_old_file_if_it_fails(
-    open_file: Callable[..., LogFile], path: Path
-) -> None:
+def test_reopen_keeps_the_old_file_if_it_fails(open_file, path):
     file = open_file()
     moved = path.rename(path.with_suffix(".1"))
     path.mkdir()
@@ -307,9 +281,7 @@ def local(*parts: int) -> float:
         ("a.log.%i", "a.log.1", "a.log.2", float("inf")),
     ],
 )  # fmt: skip
-def test_names_and_periods_come_from_the_pattern(
-    pattern: str, first: str, second: str, turn: float, tmp_path: Path
-) -> None:
+def test_names_and_periods_come_from_the_pattern(pattern, first, second, turn, tmp_path):
     rollover = Rollover(f"{tmp_path}/{pattern}")
     name = rollover.new_name(NOON)
     assert name == tmp_path / first
@@ -320,18 +292,18 @@ def test_names_and_periods_come_from_the_pattern(
     assert list(rollover.find()) == [name]
 
 
-def test_the_interval_is_a_number_of_periods_or_none() -> None:
+def test_the_interval_is_a_number_of_periods_or_none():
     assert Rollover("a.%d{HH}.log", interval=3).next_time(NOON) == local(2026, 11, 20, 15)
     assert Rollover("a.%d{HH}.log", interval=0).next_time(NOON) == float("inf")
 
 
 @pytest.mark.parametrize("pattern", ["a.%d{b}.log", "a.%d{'}.log"])
-def test_a_date_that_cannot_be_read_is_refused(pattern: str) -> None:
+def test_a_date_that_cannot_be_read_is_refused(pattern):
     with pytest.raises(ValueError, match="date pattern"):
         Rollover(pattern)
 
 
-def test_old_files_are_kept_as_they_are_and_removed_when_they_are_too_many(tmp_path: Path) -> None:
+def test_old_files_are_kept_as_they_are_and_removed_when_they_are_too_many(tmp_path):
     path, bystander = tmp_path / "app.log", tmp_path / "app-notes.log"
     bystander.touch()
     file = LogFile(path, Rollover(f"{tmp_path}/app-%i.log", 1, 0, 2))
@@ -348,7 +320,7 @@ def test_old_files_are_kept_as_they_are_and_removed_when_they_are_too_many(tmp_p
     }
 
 
-def test_folders_of_old_files_are_made(tmp_path: Path) -> None:
+def test_folders_of_old_files_are_made(tmp_path):
     rollover = Rollover(f"{tmp_path}/%d{{yyyy-MM}}/a-%i.log.gz", 1, 0, None)
     file = LogFile(tmp_path / "a.log", rollover)
     for text in "ab":
@@ -361,9 +333,7 @@ def test_folders_of_old_files_are_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "pattern"), [("a.log", "a.log.gz"), ("a.log", "a.log"), ("7.log", "%i.log")]
 )
-def test_the_present_file_is_not_removed_as_an_old_one(
-    name: str, pattern: str, tmp_path: Path
-) -> None:
+def test_the_present_file_is_not_removed_as_an_old_one(name, pattern, tmp_path):
     file = LogFile(tmp_path / name, Rollover(f"{tmp_path}/{pattern}", 1, 0, 1))
     for text in "123":
         write(file, text, NOON)

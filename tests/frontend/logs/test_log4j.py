@@ -78,11 +78,11 @@ class Entry:
 
 
 @pytest.fixture
-def apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apply:
+def apply(tmp_path, monkeypatch):
     monkeypatch.setenv("LOG_LOCATION", str(tmp_path / "logs"))
     monkeypatch.setenv("METRICS_LOCATION", str(tmp_path / "metrics"))
 
-    def applied(text: str, log: Callable[[], None], name: str = "log4j2.xml") -> dict[str, str]:
+    def applied(text, log, name="log4j2.xml"):
         path = tmp_path / name
         path.write_text(text)
         properties = {"folder": str(tmp_path)}
@@ -114,10 +114,8 @@ def log_server(*texts: str) -> None:
         logging.getLogger("marserve.frontend.server").warning("%s", text)
 
 
-def test_the_file_that_torchserve_ships_gives_its_files(
-    apply: Apply, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def log() -> None:
+def test_the_file_that_torchserve_ships_gives_its_files(apply, capsys):
+    def log():
         log_server("hello")
         logging.getLogger("MODEL_LOG").info("out")
         log_entries(logging.getLogger("ACCESS_LOG"), [Entry("a"), Entry("b")], as_json=False)
@@ -137,10 +135,8 @@ def test_the_file_that_torchserve_ships_gives_its_files(
     assert translated(SHIPPED).remarks == ["Logger TELEMETRY_METRICS with level 'all' is ignored."]
 
 
-def test_appenders_become_files_of_their_layout(
-    apply: Apply, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def log() -> None:
+def test_appenders_become_files_of_their_layout(apply, capsys):
+    def log():
         log_server("hello")
         log_entries(logging.getLogger("ACCESS_LOG"), [Entry("a"), Entry("b")], as_json=False)
         entries = [Entry("x", {"MetricName": "X"}), Entry("y", {"MetricName": "Y"})]
@@ -170,7 +166,7 @@ def test_appenders_become_files_of_their_layout(
     assert capsys.readouterr().out == "WARN  hello\n"
 
 
-def test_policies_and_strategy_decide_about_the_rollover(apply: Apply, tmp_path: Path) -> None:
+def test_policies_and_strategy_decide_about_the_rollover(apply, tmp_path):
     loggers = '<Root level="info"><AppenderRef ref="server"/></Root>'
     files = apply(xml(loggers), lambda: log_server("1", "2", "3", "4"))
     old = sorted(file.name for file in tmp_path.glob("logs/*/*"))
@@ -186,14 +182,7 @@ def test_policies_and_strategy_decide_about_the_rollover(apply: Apply, tmp_path:
         ("true", "STDERR", "", "x\n"),  # not twice
     ],
 )
-def test_additivity(
-    additivity: str,
-    root: str,
-    out: str,
-    err: str,
-    apply: Apply,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_additivity(additivity, root, out, err, apply, capsys):
     loggers = f"""
         <Logger name="org.pytorch.serve" additivity="{additivity}">
           <AppenderRef ref="STDERR"/>
@@ -211,10 +200,8 @@ def test_additivity(
         ("", "level='error'", "ERROR e\n", "w\ne\n"),
     ],
 )
-def test_a_reference_to_an_appender_may_have_a_level(
-    model: str, root: str, out: str, err: str, apply: Apply, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def log() -> None:
+def test_a_reference_to_an_appender_may_have_a_level(model, root, out, err, apply, capsys):
+    def log():
         for level, text in ((logging.INFO, "i"), (logging.WARNING, "w"), (logging.ERROR, "e")):
             logging.getLogger("MODEL_LOG").log(level, text)
 
@@ -260,7 +247,7 @@ logger.t.level = loud
 @pytest.mark.parametrize(
     ("name", "text"), [("l.xml", LEVELS_XML), ("l.properties", LEVELS_PROPERTIES)]
 )
-def test_levels_are_translated_and_the_rest_has_remarks(name: str, text: str) -> None:
+def test_levels_are_translated_and_the_rest_has_remarks(name, text):
     translation = translated(text, name)
     levels = {each: options.get("level") for each, options in translation.loggers.items()}
     levels.pop("MODEL_METRICS", None)
@@ -277,10 +264,8 @@ def test_levels_are_translated_and_the_rest_has_remarks(name: str, text: str) ->
 
 
 @pytest.mark.parametrize("appender", ["", '<Kafka name="A"/>'])
-def test_levels_apply_to_the_usual_files_if_no_appender_has_a_counterpart(
-    appender: str, apply: Apply
-) -> None:
-    def log() -> None:
+def test_levels_apply_to_the_usual_files_if_no_appender_has_a_counterpart(appender, apply):
+    def log():
         logging.getLogger("marserve.api").debug("shown")
         logging.getLogger("MODEL_LOG").warning("hidden")
         logging.getLogger("ACCESS_LOG").critical("hidden")
@@ -303,7 +288,7 @@ def test_levels_apply_to_the_usual_files_if_no_appender_has_a_counterpart(
         ),
     ],
 )
-def test_a_file_of_log4j_1_has_no_effect_but_a_warning(name: str, text: str, apply: Apply) -> None:
+def test_a_file_of_log4j_1_has_no_effect_but_a_warning(name, text, apply):
     files = apply(text, lambda: log_server("hello"), name)
     assert "hello" in files["ts_log.log"]
     assert f"{name}: It is written for log4j 1" in files["ts_log.log"]
@@ -344,10 +329,8 @@ logger.model.appenderRef.m.ref = MODEL
         "rootLogger = info, STDOUT",
     ],
 )
-def test_properties_have_the_effect_of_xml(
-    root: str, apply: Apply, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def log() -> None:
+def test_properties_have_the_effect_of_xml(root, apply, capsys):
+    def log():
         logging.getLogger("MODEL_LOG").info("out")
         logging.getLogger("root").info("hidden")
         log_server("hello")
@@ -364,9 +347,7 @@ def test_properties_have_the_effect_of_xml(
         ('onMatch="DENY" onMismatch="ACCEPT"', "a ping 200\n"),
     ],
 )
-def test_a_regex_filter_matches_whole_messages(
-    apply: Apply, capsys: pytest.CaptureFixture[str], attributes: str, shown: str
-) -> None:
+def test_a_regex_filter_matches_whole_messages(apply, capsys, attributes, shown):
     text = f"""<Console name="A"><PatternLayout pattern="%m%n"/>
         <RegexFilter regex="ping \\d+" {attributes}/></Console>"""
     apply(with_appender(text), lambda: log_server("ping 200", "a ping 200"))
@@ -406,14 +387,12 @@ def test_a_regex_filter_matches_whole_messages(
         ('<Console name="B"/>', "Logger root: there is no appender 'A'."),
     ],
 )
-def test_a_remark_names_what_has_no_counterpart(appender: str, remark: str) -> None:
+def test_a_remark_names_what_has_no_counterpart(appender, remark):
     (sentence,) = translated(with_appender(appender)).remarks
     assert remark in sentence
 
 
-def test_a_syslog_that_cannot_be_found_is_left_out(
-    apply: Apply, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_syslog_that_cannot_be_found_is_left_out(apply, capsys):
     text = with_appender('<Syslog name="A" host="nowhere.invalid"/><Console name="B"/>')
     reference = '<AppenderRef ref="A"/><AppenderRef ref="B"/>'
     apply(text.replace('<AppenderRef ref="A"/>', reference), lambda: None)
@@ -421,7 +400,7 @@ def test_a_syslog_that_cannot_be_found_is_left_out(
     assert remark in capsys.readouterr().out
 
 
-def test_two_appenders_of_one_file_are_one() -> None:
+def test_two_appenders_of_one_file_are_one():
     """A second one would continue in the old file after the first has rolled it over."""
     loggers = """<Root><AppenderRef ref="access"/></Root>
         <Logger name="MODEL_LOG"><AppenderRef ref="again"/></Logger>"""
@@ -432,7 +411,7 @@ def test_two_appenders_of_one_file_are_one() -> None:
     assert remark.endswith("/access.log is written by appender access.")
 
 
-def test_the_lowest_level_of_the_references_to_an_appender_applies() -> None:
+def test_the_lowest_level_of_the_references_to_an_appender_applies():
     loggers = """<Root><AppenderRef ref="STDOUT" level="error"/></Root>
         <Logger name="MODEL_LOG"><AppenderRef ref="STDOUT" level="warn"/></Logger>"""
     translation = translated(xml(loggers))
@@ -453,20 +432,18 @@ def test_the_lowest_level_of_the_references_to_an_appender_applies() -> None:
         ),
     ],
 )
-def test_a_remark_names_lookups_without_a_value_or_an_end(text: str, remark: str) -> None:
+def test_a_remark_names_lookups_without_a_value_or_an_end(text, remark):
     assert any(each.startswith(remark) for each in translated(text).remarks)
 
 
-def test_a_file_may_start_empty(apply: Apply, tmp_path: Path) -> None:
+def test_a_file_may_start_empty(apply, tmp_path):
     (tmp_path / "a.log").write_text("old\n")
     appender = f'<File name="A" fileName="{tmp_path}/a.log" append="false"/>'
     files = apply(with_appender(appender), lambda: log_server("new"))
     assert files["a.log"].count("\n") == 1
 
 
-def test_a_file_that_cannot_be_opened_is_an_error_and_leaves_nothing_open(
-    apply: Apply, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_opened_is_an_error_and_leaves_nothing_open(apply, tmp_path):
     (tmp_path / "taken").touch()
     text = with_appender(
         f'''<File name="B" fileName="{tmp_path}/b.log"/>

@@ -54,18 +54,18 @@ def record(message: str = "hello", **more: Any) -> logging.LogRecord:
         ("%mfoo", "hellofoo"),
     ],
 )  # fmt: skip
-def test_a_record_is_formatted(pattern: str, line: str) -> None:
+def test_a_record_is_formatted(pattern, line):
     formatter = PatternFormatter(pattern)
     assert formatter.format(record()) == line
     assert formatter.remarks == []
 
 
-def test_the_thread_of_a_worker_is_its_name() -> None:
+def test_the_thread_of_a_worker_is_its_name():
     made = record(worker="W-9000-m_1.0-stdout")
     assert PatternFormatter("%t %m").format(made) == "W-9000-m_1.0-stdout hello"
 
 
-def test_a_time_zone_can_be_chosen() -> None:
+def test_a_time_zone_can_be_chosen():
     text = PatternFormatter("%d{HH:mm XXX}{Asia/Tokyo}").format(record())
     there = dt.datetime.fromtimestamp(NOON, dt.timezone(dt.timedelta(hours=9)))
     assert text == f"{there:%H:%M} +09:00"
@@ -74,7 +74,7 @@ def test_a_time_zone_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("pattern", "text"), [("%m", "hello\nTrace"), ("%m%ex", "hello\nTrace"), ("%ex%m", "\nTrace")]
 )
-def test_an_exception_is_where_the_pattern_has_it_or_at_the_end(pattern: str, text: str) -> None:
+def test_an_exception_is_where_the_pattern_has_it_or_at_the_end(pattern, text):
     try:
         _ = 1 / 0
     except ZeroDivisionError:
@@ -83,7 +83,7 @@ def test_an_exception_is_where_the_pattern_has_it_or_at_the_end(pattern: str, te
     assert PatternFormatter(pattern).format(made).count("ZeroDivisionError") == 1
 
 
-def test_each_line_of_a_record_is_formatted_by_itself() -> None:
+def test_each_line_of_a_record_is_formatted_by_itself():
     made = record("finished lines", entries=[Entry(NOON - 1, "a"), Entry(NOON, "b")])
     text = PatternFormatter("%d{ss} %m%n").format(made)
     assert text == "04 a\n05 b"
@@ -104,7 +104,7 @@ def test_each_line_of_a_record_is_formatted_by_itself() -> None:
         ("%enc{%m}{ROT13}", "%enc{%m}{ROT13}", "ROT13"),
     ],
 )
-def test_an_unknown_conversion_stays_and_has_a_remark(pattern: str, line: str, remark: str) -> None:
+def test_an_unknown_conversion_stays_and_has_a_remark(pattern, line, remark):
     formatter = PatternFormatter(pattern)
     assert formatter.format(record()) == line
     (sentence,) = formatter.remarks
@@ -122,7 +122,7 @@ def test_an_unknown_conversion_stays_and_has_a_remark(pattern: str, line: str, r
         ("X XX XXX Z", "+05 +0530 +05:30 +0530"),
     ],
 )  # fmt: skip
-def test_dates_are_formatted_as_in_java(pattern: str, text: str) -> None:
+def test_dates_are_formatted_as_in_java(pattern, text):
     zone = dt.timezone(dt.timedelta(hours=5, minutes=30))
     moment = dt.datetime(2026, 3, 5, 21, 7, 8, 12345, zone)
     assert date_format(pattern)(moment) == text

@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -36,7 +35,7 @@ def configure(directory: Path, console: TextIO, **options: bool) -> contextlib.E
 
 
 @pytest.fixture
-def console(tmp_path: Path) -> Iterator[io.StringIO]:
+def console(tmp_path):
     console = io.StringIO()
     with configure(tmp_path, console):
         yield console
@@ -52,9 +51,7 @@ def console(tmp_path: Path) -> Iterator[io.StringIO]:
         ("MODEL_METRICS", "metrics/model_metrics.log", "hello", False),
     ],
 )
-def test_each_logger_has_its_file_and_format(
-    logger: str, file: str, line: str, on_console: bool, console: io.StringIO, tmp_path: Path
-) -> None:
+def test_each_logger_has_its_file_and_format(logger, file, line, on_console, console, tmp_path):
     logging.getLogger(logger).info("hello")
     assert wait_written()
     line = line.replace("TIME", TIME).replace("THREAD", "main") + "\n"
@@ -67,7 +64,7 @@ def test_each_logger_has_its_file_and_format(
     assert re.fullmatch(line if on_console else "", console.getvalue())
 
 
-def test_a_worker_is_named_instead_of_the_thread(console: io.StringIO, tmp_path: Path) -> None:
+def test_a_worker_is_named_instead_of_the_thread(console, tmp_path):
     extra = {"worker": "W-9000-resnet_1.0-stderr"}
     logging.getLogger("MODEL_LOG").warning("oops", extra=extra)
     assert wait_written()
@@ -86,13 +83,11 @@ def test_a_worker_is_named_instead_of_the_thread(console: io.StringIO, tmp_path:
         ("url='s3://KEY:SECRET@b/m.mar?X-Amz-Signature=x', ...", "url='s3://b/m.mar ..."),
     ],
 )
-def test_one_line_escapes_control_characters_and_secrets(sent: object, text: str) -> None:
+def test_one_line_escapes_control_characters_and_secrets(sent, text):
     assert one_line(sent) == text
 
 
-def test_the_console_escapes_what_its_encoding_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_console_escapes_what_its_encoding_lacks(tmp_path, monkeypatch):
     screen = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(screen, encoding="ascii"))
     with configure_logging(tmp_path, tmp_path):
@@ -103,8 +98,8 @@ def test_the_console_escapes_what_its_encoding_lacks(
     assert (tmp_path / "ts_log.log").read_text("utf-8").endswith(" - grün \\ud800\n")
 
 
-def test_a_few_lines_after_a_pause_are_written_at_once(tmp_path: Path) -> None:
-    def seconds_for_six(number: int) -> float:
+def test_a_few_lines_after_a_pause_are_written_at_once(tmp_path):
+    def seconds_for_six(number):
         with configure_logging(tmp_path / str(number), tmp_path / str(number)):
             began = time.monotonic()
             for _ in range(6):  # each waits for the one before
@@ -117,9 +112,7 @@ def test_a_few_lines_after_a_pause_are_written_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["asyncio", "marserve"])
-def test_failures_reach_the_server_log_with_their_cause(
-    name: str, console: io.StringIO, tmp_path: Path
-) -> None:
+def test_failures_reach_the_server_log_with_their_cause(name, console, tmp_path):
     logging.getLogger(name).error("failed", exc_info=RuntimeError("deep down"))
     assert wait_written()
     written = (tmp_path / "logs" / "ts_log.log").read_text()
@@ -127,13 +120,13 @@ def test_failures_reach_the_server_log_with_their_cause(
     assert written.count("failed") == 1
 
 
-def test_other_libraries_are_quiet_below_warnings(console: io.StringIO) -> None:
+def test_other_libraries_are_quiet_below_warnings(console):
     logging.getLogger("asyncio").info("chatter")
     assert wait_written()
     assert console.getvalue() == ""
 
 
-def test_levels_can_be_changed_and_seen(console: io.StringIO) -> None:
+def test_levels_can_be_changed_and_seen(console):
     child = "marserve.frontend.logs_test"
     logging.getLogger(child).info("shown")
     logging.getLogger("marserve").setLevel(logging.ERROR)
@@ -150,14 +143,14 @@ def test_levels_can_be_changed_and_seen(console: io.StringIO) -> None:
     assert re.findall(r"- (.+)\n", console.getvalue()) == ["shown", "shown too"]
 
 
-def test_every_file_has_a_logger_with_a_level(console: io.StringIO) -> None:
+def test_every_file_has_a_logger_with_a_level(console):
     names = ["root", "marserve", "MODEL_LOG", "ACCESS_LOG", "TS_METRICS", "MODEL_METRICS"]
     levels = logger_levels()
     assert list(levels)[:6] == names
     assert [levels[name] for name in names] == [logging.WARNING, *[logging.INFO] * 5]
 
 
-def test_records_can_be_json(tmp_path: Path) -> None:
+def test_records_can_be_json(tmp_path):
     console = io.StringIO()
     with configure(tmp_path, console, as_json=True):
         logging.getLogger("MODEL_LOG").warning("oops \n", extra={"worker": "W-1-stderr"})
@@ -179,7 +172,7 @@ def test_records_can_be_json(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "access_log.log").read_text() == "as it comes\n"
 
 
-def test_threads_write_in_order_and_to_the_last(tmp_path: Path) -> None:
+def test_threads_write_in_order_and_to_the_last(tmp_path):
     before = threading.active_count()
     with configure_logging(tmp_path, tmp_path):
         assert threading.active_count() == before + 6  # five files and the console
@@ -198,7 +191,7 @@ def _state() -> list[object]:
     return [(each.level, each.propagate, list(each.handlers)) for each in loggers]
 
 
-def test_close_restores_the_loggers(tmp_path: Path) -> None:
+def test_close_restores_the_loggers(tmp_path):
     before = _state()
     opened = configure_logging(tmp_path, tmp_path)
     assert _state() != before
@@ -206,7 +199,7 @@ def test_close_restores_the_loggers(tmp_path: Path) -> None:
     assert _state() == before
 
 
-def test_a_failed_start_leaves_nothing_open(tmp_path: Path) -> None:
+def test_a_failed_start_leaves_nothing_open(tmp_path):
     (tmp_path / "access_log.log").mkdir()
     before = _state()
     with pytest.raises(OSError, match="access_log"):
@@ -217,9 +210,7 @@ def test_a_failed_start_leaves_nothing_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "variable"), [("logs", "LOG_LOCATION"), ("metrics", "METRICS_LOCATION")]
 )
-def test_an_error_names_the_folder_and_its_variable(
-    place: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_names_the_folder_and_its_variable(place, variable, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / place).write_text("a file in the place of the folder")
     environ = {"LOG_LOCATION": "logs", "METRICS_LOCATION": "metrics"}
@@ -231,9 +222,7 @@ def test_an_error_names_the_folder_and_its_variable(
     )
 
 
-def test_an_error_in_a_folder_of_a_log_configuration_names_no_variable(
-    tmp_path: Path,
-) -> None:
+def test_an_error_in_a_folder_of_a_log_configuration_names_no_variable(tmp_path):
     error = PermissionError(
         errno.EACCES, "Permission denied", str(tmp_path / "elsewhere" / "a.log")
     )
@@ -243,9 +232,7 @@ def test_an_error_in_a_folder_of_a_log_configuration_names_no_variable(
     )
 
 
-def test_a_console_without_a_reader_is_not_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_console_without_a_reader_is_not_reported(tmp_path, capsys):
     reader, writer = os.pipe()
     os.close(reader)
     with (
@@ -266,19 +253,17 @@ def test_a_console_without_a_reader_is_not_reported(
         ({"LOG_LOCATION": "/l"}, (Path("/l"), Path("logs"))),
     ],
 )
-def test_the_environment_names_the_directories(
-    environ: dict[str, str], expected: tuple[Path, Path]
-) -> None:
+def test_the_environment_names_the_directories(environ, expected):
     assert log_directories(environ) == expected
 
 
-def test_a_timestamp_has_comma_milliseconds() -> None:
+def test_a_timestamp_has_comma_milliseconds():
     assert re.fullmatch(TIME, timestamp(1_795_210_584.001))
     assert timestamp(1.25).endswith(":01,250")
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_details_are_for_the_file_and_a_verbose_console(tmp_path: Path, verbose: bool) -> None:
+def test_details_are_for_the_file_and_a_verbose_console(tmp_path, verbose):
     console = io.StringIO()
     with configure(tmp_path, console, verbose=verbose):
         logging.getLogger("marserve").info("settings", extra=DETAIL)
@@ -286,7 +271,7 @@ def test_details_are_for_the_file_and_a_verbose_console(tmp_path: Path, verbose:
     assert ("settings" in console.getvalue()) == verbose
 
 
-def test_files_that_were_moved_are_reopened(tmp_path: Path) -> None:
+def test_files_that_were_moved_are_reopened(tmp_path):
     with configure_logging(tmp_path, tmp_path):
         for name in ("access_log.log", "ts_log.log"):
             (tmp_path / name).rename(tmp_path / f"{name}.1")
@@ -297,9 +282,7 @@ def test_files_that_were_moved_are_reopened(tmp_path: Path) -> None:
     assert "hello" in (tmp_path / "ts_log.log").read_text()
 
 
-def test_each_line_for_the_journal_has_a_priority(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_line_for_the_journal_has_a_priority(tmp_path, monkeypatch):
     # systemd passes a socket, and names it by device and inode.
     ours, journal = socket.socketpair()
     status = os.fstat(ours.fileno())
@@ -315,9 +298,7 @@ def test_each_line_for_the_journal_has_a_priority(
     assert "<" not in (tmp_path / "logs" / "ts_log.log").read_text()
 
 
-def test_only_the_journal_itself_gets_priorities(
-    console: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_journal_itself_gets_priorities(console, monkeypatch):
     monkeypatch.setenv("JOURNAL_STREAM", "1:2")
     with Path(os.devnull).open("w") as elsewhere:
         assert not is_journal(elsewhere)

@@ -1,7 +1,6 @@
 """The watchers of the dashboard: how many there may be, and who leaves."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from marserve.frontend.aio.long_work import LongWork
@@ -20,8 +19,8 @@ async def read_slowly() -> tuple[()]:
     return ()
 
 
-def test_the_limit_holds_for_watchers_who_come_at_once(run: Callable[..., Any]) -> None:
-    async def scenario() -> None:
+def test_the_limit_holds_for_watchers_who_come_at_once(run):
+    async def scenario():
         dashboard = Dashboard(ModelRegistry(), WorkflowRegistry(), GpuReader())
         dashboard._read_gpus = read_slowly  # type: ignore[method-assign]
         watchers = [asyncio.ensure_future(dashboard.watch(None)) for _ in range(3 * LIMIT)]
@@ -55,12 +54,10 @@ async def events_of(stream: Stream, count: int) -> list[bytes]:
     return [bytes(await anext(pieces)) for _ in range(count)]
 
 
-def test_a_watcher_who_leaves_while_the_details_are_made_leaves_nothing(
-    run: Callable[..., Any], serve_model: Callable[..., Any]
-) -> None:
+def test_a_watcher_who_leaves_while_the_details_are_made_leaves_nothing(run, serve_model):
     """The next watcher of the model got an event without members."""
 
-    async def scenario() -> None:
+    async def scenario():
         async with serve_model() as model:
             dashboard = Dashboard(
                 ModelRegistry(), WorkflowRegistry(), GpuReader(), long_work=SlowWork()
@@ -77,12 +74,10 @@ def test_a_watcher_who_leaves_while_the_details_are_made_leaves_nothing(
     run(scenario())
 
 
-def test_a_watcher_who_comes_while_the_last_one_leaves_gets_events(
-    run: Callable[..., Any], serve_model: Callable[..., Any]
-) -> None:
+def test_a_watcher_who_comes_while_the_last_one_leaves_gets_events(run, serve_model):
     """The stream ended, as that of a model that is unregistered."""
 
-    async def scenario() -> None:
+    async def scenario():
         async with serve_model() as model:
             registry = ModelRegistry()
             registry.add(model)

@@ -15,5 +15,5 @@ GPUS = [Gpu(None, None, None, None), Gpu(17, 3, 1024, 4096)]
         (None, "N/A"),
     ],
 )
-def test_the_usage_of_a_gpu_is_in_torchserves_words(gpu_id: int | None, text: str) -> None:
+def test_the_usage_of_a_gpu_is_in_torchserves_words(gpu_id, text):
     assert gpu_usage(gpu_id, GPUS) == text

@@ -40,7 +40,7 @@ def input_from(request: InferRequest, envelope: str = "") -> Input:
     return made
 
 
-def test_the_worker_gets_the_bytes_behind_one_line_of_json() -> None:
+def test_the_worker_gets_the_bytes_behind_one_line_of_json():
     input_ = input_from(request_of("FP32", [2], FLOATS, outputs=[{"name": "y"}]))
     (part,) = input_.parts
     assert (part.name, part.content_type) == ("body", TENSORS_TYPE)
@@ -57,7 +57,7 @@ def test_the_worker_gets_the_bytes_behind_one_line_of_json() -> None:
     assert input_.headers["a"] == "b"
 
 
-def test_the_envelope_gets_what_it_reads_of_rest() -> None:
+def test_the_envelope_gets_what_it_reads_of_rest():
     input_ = input_from(request_of("FP32", [2], FLOATS), "kservev2")
     (part,) = input_.parts
     end = int(input_.headers[LENGTH_HEADER])
@@ -80,7 +80,7 @@ def test_the_envelope_gets_what_it_reads_of_rest() -> None:
         ("BYTES", [10_000], bytes(40_000)),
     ],
 )
-def test_bytes_that_fit_their_shape(datatype: str, shape: list[int], buffer: bytes) -> None:
+def test_bytes_that_fit_their_shape(datatype, shape, buffer):
     assert input_from(request_of(datatype, shape, buffer))
 
 
@@ -101,14 +101,14 @@ def test_bytes_that_fit_their_shape(datatype: str, shape: list[int], buffer: byt
         ("BYTES", [1], b"\1", "longer than its bytes"),
     ],
 )
-def test_bytes_that_do_not(datatype: str, shape: list[int], buffer: bytes, sentence: str) -> None:
+def test_bytes_that_do_not(datatype, shape, buffer, sentence):
     with pytest.raises(BadRequest) as caught:
         input_from(request_of(datatype, shape, buffer))
     assert sentence in caught.value.message
     assert len(caught.value.message) < 400
 
 
-def test_typed_elements_go_as_torchserve_sends_them() -> None:
+def test_typed_elements_go_as_torchserve_sends_them():
     request = request_of("BYTES", [1], datatypes.write_elements([b"a"]))
     request.is_typed = True
     head = json.loads(bytes(input_from(request).parts[0].body).partition(b"\n")[0])
@@ -119,7 +119,7 @@ def test_typed_elements_go_as_torchserve_sends_them() -> None:
     ("member", "name"),
     [("inputs", "shared_memory_region"), ("outputs", "classification")],
 )
-def test_extensions_that_are_not_offered_are_refused(member: str, name: str) -> None:
+def test_extensions_that_are_not_offered_are_refused(member, name):
     request = request_of("FP32", [2], FLOATS, outputs=[{"name": "y"}])
     request.head[member][0]["parameters"] = {name: "r"}
     with pytest.raises(BadRequest, match="not supported"):
@@ -142,7 +142,7 @@ def tensor(size: Any, name: str = "x") -> dict[str, Any]:
     return {"name": name, "datatype": "FP32", "shape": [2], "parameters": {SIZE: size}}
 
 
-def test_a_body_with_tensors_behind_its_json() -> None:
+def test_a_body_with_tensors_behind_its_json():
     json_input = {"name": "j", "datatype": "INT8", "shape": [1], "data": [5]}
     head = head_of(tensor(8), json_input, tensor(8, "z"))
     input_ = body_input(head + 2 * FLOATS, str(len(head)))
@@ -151,7 +151,7 @@ def test_a_body_with_tensors_behind_its_json() -> None:
     assert made.parts[0].body.endswith(b"\n" + 2 * FLOATS)
 
 
-def test_bodies_that_are_passed_on_as_they_came() -> None:
+def test_bodies_that_are_passed_on_as_they_came():
     for input_, envelope in (
         (body_input(b"{}", None), ""),
         (body_input(b"{}", "2"), "kservev2"),
@@ -162,7 +162,7 @@ def test_bodies_that_are_passed_on_as_they_came() -> None:
         assert input_.parts == parts
 
 
-def test_a_model_that_declares_tensors_always_gets_a_document() -> None:
+def test_a_model_that_declares_tensors_always_gets_a_document():
     made = done(input_of_body(body_input(b"{}", None), AskedModel("m", "1", is_declared=True)))
     assert made.parts[0].content_type == "application/json"
     assert FORMAT_HEADER in made.headers
@@ -186,7 +186,7 @@ def test_a_model_that_declares_tensors_always_gets_a_document() -> None:
         (head_of(tensor(8), tensor(8)) + FLOATS, None, "there are 0 bytes"),
     ],
 )
-def test_bodies_that_lie(body: bytes, length: str | None, sentence: str) -> None:
+def test_bodies_that_lie(body, length, sentence):
     if length is None:
         length = str(body.rindex(b"}") + 1)
     with pytest.raises(BadRequest) as caught:
@@ -199,7 +199,7 @@ def test_bodies_that_lie(body: bytes, length: str | None, sentence: str) -> None
 OUTPUT = {"name": "y", "datatype": "FP32", "shape": [2]}
 
 
-def test_an_answer_with_bytes_behind_its_json() -> None:
+def test_an_answer_with_bytes_behind_its_json():
     head = json.dumps({"id": "7", "outputs": [{**OUTPUT, "parameters": {SIZE: 8}}]}).encode()
     answer = answer_of(Prediction(head + FLOATS, headers={LENGTH_HEADER: str(len(head))}))
     (output,) = answer.outputs
@@ -208,7 +208,7 @@ def test_an_answer_with_bytes_behind_its_json() -> None:
     assert output.parameters == {}
 
 
-def test_an_answer_in_json() -> None:
+def test_an_answer_in_json():
     answer = answer_of(Prediction(json.dumps({"outputs": [{**OUTPUT, "data": [1, 2]}]}).encode()))
     assert answer.outputs[0].buffer == FLOATS
 
@@ -227,7 +227,7 @@ def test_an_answer_in_json() -> None:
         b"[" * 9999,
     ],
 )
-def test_an_answer_that_is_none_is_the_models_fault(body: bytes) -> None:
+def test_an_answer_that_is_none_is_the_models_fault(body):
     with pytest.raises(PredictionFailed) as caught:
         answer_of(Prediction(body))
     assert caught.value.status == 500
@@ -243,27 +243,27 @@ def test_an_answer_that_is_none_is_the_models_fault(body: bytes) -> None:
         (b"", "Unprocessable"),
     ],
 )
-def test_an_error_of_the_handler_keeps_status_and_sentence(body: bytes, sentence: str) -> None:
+def test_an_error_of_the_handler_keeps_status_and_sentence(body, sentence):
     with pytest.raises(PredictionFailed) as caught:
         answer_of(Prediction(body, 422, "Unprocessable"))
     assert (caught.value.status, caught.value.message) == (422, sentence)
 
 
-def test_a_piece_has_its_json_in_the_first_line() -> None:
+def test_a_piece_has_its_json_in_the_first_line():
     head = json.dumps({"outputs": [{**OUTPUT, "parameters": {SIZE: 8}}]}).encode() + b"\n"
     assert bytes(piece_of(head + FLOATS).outputs[0].buffer) == FLOATS
 
 
 @pytest.mark.parametrize("body", [b"token", b"a\nb", b"{}\n"])
-def test_any_other_piece_is_one_element_of_bytes(body: bytes) -> None:
+def test_any_other_piece_is_one_element_of_bytes(body):
     (output,) = piece_of(body).outputs
     assert (output.datatype, list(datatypes.read_elements(output.buffer))) == ("BYTES", [body])
 
 
-def test_outputs_that_are_null_ask_for_all() -> None:
+def test_outputs_that_are_null_ask_for_all():
     assert input_from(request_of("FP32", [2], FLOATS, outputs=None))
 
 
-def test_a_handlers_own_header_of_the_length_is_the_models_fault() -> None:
+def test_a_handlers_own_header_of_the_length_is_the_models_fault():
     with pytest.raises(PredictionFailed):
         answer_of(Prediction(b"{}", headers={LENGTH_HEADER: "many"}))

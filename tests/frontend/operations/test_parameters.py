@@ -1,5 +1,4 @@
 import logging
-from typing import Any
 
 import pytest
 
@@ -21,14 +20,12 @@ from marserve.frontend.operations.parameters import Parameters
         (-1, None),
     ],
 )
-def test_numbers(value: Any, number: int | None) -> None:
+def test_numbers(value, number):
     assert Parameters({"response_timeout": value}).at_least("response_timeout", 0) == number
 
 
 @pytest.mark.parametrize("value", ["soon", "nan", "inf", "", "0x10", "7 s"])
-def test_a_text_that_is_no_number_counts_as_not_given_with_a_warning(
-    value: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_text_that_is_no_number_counts_as_not_given_with_a_warning(value, caplog):
     with caplog.at_level(logging.WARNING):
         assert Parameters({"response_timeout": value}).at_least("response_timeout", 1) is None
     assert f"Parameter response_timeout={value!r} is not a number" in caplog.text
@@ -39,7 +36,7 @@ def test_a_text_that_is_no_number_counts_as_not_given_with_a_warning(
     [("7", 7), (" 7 ", 7), ("-7", -7), (2**31, 100), ("9" * 30, 100), ("0x7", 100), ("1_0", 100),
      ("\u0667", 100), (None, 100), ([7], 100), (True, 100)],
 )  # fmt: skip
-def test_an_optional_number_is_written_in_digits(value: Any, number: int) -> None:
+def test_an_optional_number_is_written_in_digits(value, number):
     assert Parameters({"limit": value}).integer("limit", 100) == number
 
 
@@ -47,6 +44,6 @@ def test_an_optional_number_is_written_in_digits(value: Any, number: int) -> Non
     "value",
     [0, "0", -2, "-5", "1.5", 1.5, "1e3", ".5", 2**31, "9" * 99, "9" * 5000, True, False, [1], {}],
 )
-def test_a_number_that_makes_no_sense_is_refused_by_name(value: Any) -> None:
+def test_a_number_that_makes_no_sense_is_refused_by_name(value):
     with pytest.raises(BadRequest, match=r"^response_timeout=.{,100}: it is a whole number, "):
         Parameters({"response_timeout": value}).at_least("response_timeout", 1)

@@ -31,14 +31,14 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_path_to_a_prediction_reads_them(path: str, ask: Ask) -> None:
+def test_every_path_to_a_prediction_reads_them(path, ask):
     asked = ask(path, "POST", b"", "x-timeout-ms: 250", "X-Priority: HIGH").document
     assert asked["options"] == [0.25, "HIGH"]
     assert asked["headers"]["X-Priority"] == "HIGH"  # the handler sees it all the same
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_wrong_value_is_refused_before_the_model_gets_the_request(path: str, ask: Ask) -> None:
+def test_a_wrong_value_is_refused_before_the_model_gets_the_request(path, ask):
     answer = ask(path, "POST", b"", "X-Timeout-Ms: soon")
     assert answer.status == 400
     assert answer.document == {
@@ -48,7 +48,7 @@ def test_a_wrong_value_is_refused_before_the_model_gets_the_request(path: str, a
     }
 
 
-def test_a_request_without_the_headers_has_no_options() -> None:
+def test_a_request_without_the_headers_has_no_options():
     assert read_request_options({"X-Mine": "1"}) is NO_OPTIONS
 
 
@@ -63,14 +63,14 @@ def test_a_request_without_the_headers_has_no_options() -> None:
         ({"x-priority": "HIGH", "x-timeout-ms": "20"}, RequestOptions(0.02, Priority.HIGH)),
     ],
 )
-def test_the_values_of_the_headers(headers: dict[str, str], expected: RequestOptions) -> None:
+def test_the_values_of_the_headers(headers, expected):
     assert read_request_options(headers) == expected
 
 
 @pytest.mark.parametrize(
     "number", ["0", "0.0", "-1", "+1", "", "1e3", "inf", "nan", "1_0", "\u0661", "1,5"]
 )
-def test_a_timeout_is_a_plain_number_above_0(number: str) -> None:
+def test_a_timeout_is_a_plain_number_above_0(number):
     with pytest.raises(
         BadRequest, match=r"X-Timeout-Ms=.*: it is a number of milliseconds above 0"
     ):
@@ -78,13 +78,13 @@ def test_a_timeout_is_a_plain_number_above_0(number: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["", "urgent", "0", "high,low"])
-def test_a_priority_is_one_of_three_words(word: str) -> None:
+def test_a_priority_is_one_of_three_words(word):
     with pytest.raises(BadRequest, match=f"X-Priority='{word}': it is one of high, normal, low"):
         read_request_options({"x-priority": word})
 
 
 @given(st.text())
-def test_any_text_is_understood_or_refused_with_a_short_message(text: str) -> None:
+def test_any_text_is_understood_or_refused_with_a_short_message(text):
     try:
         assert read_request_options({"x-timeout-ms": text}).timeout > 0
     except BadRequest as error:

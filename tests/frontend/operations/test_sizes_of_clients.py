@@ -155,7 +155,7 @@ CASES: dict[str, Callable[[], Steps[Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_step_is_short(case: str) -> None:
+def test_each_step_is_short(case):
     steps = CASES[case]()
     longest = 0.0
     gc.disable()  # the server has few objects that it collects
@@ -174,12 +174,12 @@ def test_each_step_is_short(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_stays_in_memory_is_counted(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stays_in_memory_is_counted(case, monkeypatch):
     monkeypatch.setitem(globals(), "ROWS", 2000)  # tracemalloc takes a long time for each object
     monkeypatch.setitem(globals(), "SIZE", 2_000_000)
     counted = 0
 
-    def hold(count: int) -> None:
+    def hold(count):
         nonlocal counted
         counted += count
 

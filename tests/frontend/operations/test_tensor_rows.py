@@ -28,7 +28,7 @@ lengths = st.integers(0, 6)
 
 
 @given(lengths, lengths, lengths, st.sampled_from(["UINT8", "FP16", "INT32", "FP64", "BYTES"]))
-def test_dimensions_change_places(first: int, second: int, inner: int, datatype: str) -> None:
+def test_dimensions_change_places(first, second, inner, datatype):
     count = first * second * inner
     if datatype == "BYTES":
         texts = [str(number).encode() * (number % 3) for number in range(count)]
@@ -46,7 +46,7 @@ def test_dimensions_change_places(first: int, second: int, inner: int, datatype:
 
 
 @given(st.data())
-def test_rows_that_travel_in_any_blocks_come_back_as_they_were(data: st.DataObject) -> None:
+def test_rows_that_travel_in_any_blocks_come_back_as_they_were(data):
     """Cut, batched in whatever parts, answered with the same tensors, and joined."""
     dim = data.draw(st.integers(0, 2))
     shape = [data.draw(st.integers(1, 4)) for _ in range(3)]
@@ -88,7 +88,7 @@ def answered(block: Input, count: int) -> list[Prediction]:
     return for_each_row([Prediction(text + buffers, headers=headers)], [count])
 
 
-def test_a_row_for_each_seat_and_one_to_be_refused() -> None:
+def test_a_row_for_each_seat_and_one_to_be_refused():
     head = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2**40, 0]}]}
     model = AskedModel("m", "1", takes_bytes=True, dims=(0, 0), max_rows=3)
     made = done(input_of(InferRequest(head, [b""]), "id", {}, model))
@@ -109,13 +109,13 @@ def large(**tensor: Any) -> bytes:
     [[*range(20_000)], [[n, n + 1] for n in range(0, 20_000, 2)], [[[n] for n in range(20_000)]]],
     ids=["flat", "nested", "deeper"],
 )
-def test_large_lists_of_numbers(data: Any) -> None:
+def test_large_lists_of_numbers(data):
     head = done(read_document(large(data=data)))
     assert (head["id"], head["more"]) == ("7", [{}])
     assert done(as_bytes(head["inputs"][0])) == np.arange(20_000, dtype="<i4").tobytes()
 
 
-def test_large_lists_of_texts() -> None:
+def test_large_lists_of_texts():
     texts = [f'"{n}",[]' for n in range(10_000)]
     head = done(read_document(large(datatype="BYTES", data=[texts])))
     found = done(as_bytes(head["inputs"][0]))
@@ -125,7 +125,7 @@ def test_large_lists_of_texts() -> None:
 @pytest.mark.parametrize(
     "numbers", ["1,,2", "1 2", "[1", "{}", '"a"', "null", "1.5", "3000000000", "--1", "1,"]
 )
-def test_large_lists_of_something_else(numbers: str) -> None:
+def test_large_lists_of_something_else(numbers):
     body = large(data=0).replace(b'"data": 0', b'"data": [%b1]' % (b"1," * 40_000))
     body = body.replace(b"1]", numbers.encode() + b"]")
     head = done(read_document(body))
@@ -151,12 +151,12 @@ def test_large_lists_of_something_else(numbers: str) -> None:
     ],
     ids=lambda body: str(body[:20]),
 )
-def test_what_is_no_request_is_left_alone(body: bytes) -> None:
+def test_what_is_no_request_is_left_alone(body):
     assert done(read_document(body)) is None
 
 
 @pytest.mark.parametrize("filler", [{"a": "x" * 70_000}, {"inputs": [{"x": "y" * 70_000}]}])
-def test_more_than_a_little_beside_the_data_is_refused(filler: Any) -> None:
+def test_more_than_a_little_beside_the_data_is_refused(filler):
     document = {"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [1]}], **filler}
     with pytest.raises(BadRequest, match="Beside the data of tensors"):
         done(read_document(json.dumps(document).encode()))

@@ -29,7 +29,7 @@ class Play:
             self.now += 5.0
 
 
-def test_rates_are_those_of_steps_of_five_seconds() -> None:
+def test_rates_are_those_of_steps_of_five_seconds():
     play = Play()
     play.serve(20, 10)
     play.serve(10, 40)
@@ -39,7 +39,7 @@ def test_rates_are_those_of_steps_of_five_seconds() -> None:
     assert found.answered == 20 * 10 + 10 * 40
 
 
-def test_percentiles_and_failures_are_of_the_last_minute() -> None:
+def test_percentiles_and_failures_are_of_the_last_minute():
     play = Play()
     play.model.metrics.rejected("queue_full")
     play.serve(60, 2, took=4.0)
@@ -52,14 +52,14 @@ def test_percentiles_and_failures_are_of_the_last_minute() -> None:
     assert found.errors == {"handler": 1}
 
 
-def test_a_model_without_requests_has_no_percentiles() -> None:
+def test_a_model_without_requests_has_no_percentiles():
     play = Play()
     assert play.history.of(play.model) == (0, 0.0, [], (), {})
     play.serve(10, 0)
     assert play.history.of(play.model).percentiles == ()
 
 
-def test_a_new_model_is_counted_before_its_first_sample() -> None:
+def test_a_new_model_is_counted_before_its_first_sample():
     play = Play()
     play.model.metrics.request_failed("handler")
     play.model.metrics.unversioned.answered(0.0, 0.015, ("id",))
@@ -67,7 +67,7 @@ def test_a_new_model_is_counted_before_its_first_sample() -> None:
     assert (found.answered, found.per_second, found.errors) == (1, 0.2, {"handler": 1})
 
 
-def test_five_minutes_are_kept() -> None:
+def test_five_minutes_are_kept():
     play = Play()
     play.serve(1000, 1)
     assert len(play.history.of(play.model).rates) == 60
@@ -76,11 +76,11 @@ def test_five_minutes_are_kept() -> None:
 @pytest.mark.parametrize(
     ("share", "expected"), [(0.5, 0.01), (0.25, 0.0075), (0.75, 0.015), (1.0, 0.02)]
 )
-def test_a_quantile_is_interpolated_in_its_bucket(share: float, expected: float) -> None:
+def test_a_quantile_is_interpolated_in_its_bucket(share, expected):
     counts = [0] * (len(SECONDS) + 1)
     counts[SECONDS.index(0.01)] = counts[SECONDS.index(0.02)] = 10
     assert quantile(counts, share) == pytest.approx(expected)
 
 
-def test_above_all_bounds_the_quantile_is_the_last_one() -> None:
+def test_above_all_bounds_the_quantile_is_the_last_one():
     assert quantile([0] * len(SECONDS) + [3], 0.99) == SECONDS[-1]

@@ -1,9 +1,9 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.protocol import LoadFailure
@@ -30,7 +30,7 @@ LATE = 1.1
         (Demand(workers=0, ready=0, busy=0, waited=0.0), 0),  # no request can wait
     ],
 )
-def test_when_a_model_gets_one_more(demand: Demand, step: int) -> None:
+def test_when_a_model_gets_one_more(demand, step):
     assert ScalingDecision(RULE).step(0.0, demand, 1, 3) == step
 
 
@@ -58,9 +58,7 @@ def refusing(workers: int, refused: int) -> Demand:
         ([(0, refusing(3, 5)), (1, refusing(3, 9)), (2, refusing(3, 12))], [0, 0, 0]),
     ],
 )
-def test_a_model_that_keeps_refusing_gets_one_more(
-    demands: list[tuple[float, Demand]], steps: list[int]
-) -> None:
+def test_a_model_that_keeps_refusing_gets_one_more(demands, steps):
     assert steps_of(ScalingDecision(RULE), demands) == steps
 
 
@@ -84,16 +82,16 @@ BUSY = Demand(2, 2, 2, 0.5)
         ([(0, idle(1)), (600, idle(2)), (659, idle(2))], [0, 0, 0]),
     ],
 )  # fmt: skip
-def test_when_a_model_loses_one(demands: list[tuple[float, Demand]], steps: list[int]) -> None:
+def test_when_a_model_loses_one(demands, steps):
     assert steps_of(ScalingDecision(RULE), demands) == steps
 
 
-def test_never_below_the_minimum_and_never_the_last() -> None:
+def test_never_below_the_minimum_and_never_the_last():
     assert steps_of(ScalingDecision(RULE), [(0, idle(2)), (99, idle(2))], low=2) == [0, 0]
     assert steps_of(ScalingDecision(RULE), [(0, idle(1)), (99, idle(1))], low=0) == [0, 0]
 
 
-def test_after_a_failure_it_waits_longer_and_longer_up_to_an_hour() -> None:
+def test_after_a_failure_it_waits_longer_and_longer_up_to_an_hour():
     decision, now, pauses = ScalingDecision(RULE), 0.0, []
     late = Demand(1, 1, 1, LATE)
     for _ in range(9):
@@ -124,21 +122,19 @@ async def set_current_count(model: ModelVersion, count: int) -> None:
             raise WorkersFailed("no memory")
 
 
-def ask(model: ModelVersion, fakes: ModuleType, count: int) -> list["asyncio.Future[Any]"]:
+def ask(model: ModelVersion, count: int) -> list["asyncio.Future[Any]"]:
     return [
         asyncio.ensure_future(model.predict(fakes.make_request(fakes.make_input())))
         for _ in range(count)
     ]
 
 
-def test_load_brings_a_worker_and_silence_takes_it_away(
-    run: Callable[..., Any], loop: Any, fakes: ModuleType, serve_model: Serving
-) -> None:
-    async def scenario() -> None:
+def test_load_brings_a_worker_and_silence_takes_it_away(run, loop, serve_model):
+    async def scenario():
         life = fakes.Life(seconds=2.0)
         async with serve_model(life, max_workers=2, autoscale=RULE) as model:
             scaler = asyncio.ensure_future(Autoscaler([model], set_current_count, loop.time).run())
-            requests = ask(model, fakes, 6)
+            requests = ask(model, 6)
             await asyncio.gather(*requests)
             assert loop.now < 1000 + 6 * 2.0
             assert model.workers.ready == 2
@@ -153,22 +149,20 @@ def test_load_brings_a_worker_and_silence_takes_it_away(
     run(scenario())
 
 
-def test_a_worker_that_does_not_come_up_is_not_tried_again_and_again(
-    run: Callable[..., Any], loop: Any, fakes: ModuleType, serve_model: Serving
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_does_not_come_up_is_not_tried_again_and_again(run, loop, serve_model):
+    async def scenario():
         lives = fakes.Life(seconds=1000.0), fakes.Life(load=LoadFailure(507, "no memory"))
         async with serve_model(
             *lives, max_workers=2, autoscale=RULE, response_timeout=2000
         ) as model:
-            asked: list[float] = []
+            asked = []
 
-            async def noted(model_: ModelVersion, count: int) -> None:
+            async def noted(model_, count):
                 asked.append(loop.now)
                 await set_current_count(model_, count)
 
             scaler = asyncio.ensure_future(Autoscaler([model], noted, loop.time).run())
-            requests = ask(model, fakes, 2)
+            requests = ask(model, 2)
             await asyncio.sleep(500)
             assert len(asked) == 4  # after 1, 61, 181 and 421 s
             assert (model.workers.ready, len(model.workers)) == (1, 1)
@@ -181,13 +175,11 @@ def test_a_worker_that_does_not_come_up_is_not_tried_again_and_again(
     run(scenario())
 
 
-def test_models_without_the_switch_are_left_alone(
-    run: Callable[..., Any], loop: Any, fakes: ModuleType, serve_model: Serving
-) -> None:
-    async def scenario() -> None:
+def test_models_without_the_switch_are_left_alone(run, loop, serve_model):
+    async def scenario():
         async with serve_model(fakes.Life(seconds=2.0), max_workers=2) as model:
             scaler = asyncio.ensure_future(Autoscaler([model], set_current_count, loop.time).run())
-            await asyncio.gather(*ask(model, fakes, 6))
+            await asyncio.gather(*ask(model, 6))
             assert len(model.workers) == 1
             scaler.cancel()
             await asyncio.wait({scaler})

@@ -1,5 +1,4 @@
 import os
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ class Foreground(Background):
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
+def config(tmp_path):
     return Config(model_store=tmp_path)
 
 
@@ -40,31 +39,22 @@ def config(tmp_path: Path) -> Config:
     ],
 )
 def test_it_is_refused_where_nobody_could_debug(
-    config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    terminal: type,
-    model: str,
-    foreground: bool,
-    reason: str,
-) -> None:
+    config, monkeypatch, terminal, model, foreground, reason
+):
     monkeypatch.setattr(debugging, "Terminal", terminal)
     with pytest.raises(ConfigError, match=reason):
         for_debugging(config, model, foreground=foreground)
 
 
 @pytest.mark.parametrize("key", ["inference_address", "management_address", "metrics_address"])
-def test_it_is_refused_where_others_could_read_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
+def test_it_is_refused_where_others_could_read_code(tmp_path, monkeypatch, key):
     monkeypatch.setattr(debugging, "Terminal", Foreground)
     config = load_config({"model_store": str(tmp_path), key: "http://0.0.0.0:1"}, environ={})
     with pytest.raises(ConfigError, match="needs listeners on loopback"):
         for_debugging(config, "m", foreground=True)
 
 
-def test_nothing_of_it_is_saved_or_waits_for_a_breakpoint(
-    config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nothing_of_it_is_saved_or_waits_for_a_breakpoint(config, monkeypatch, tmp_path):
     monkeypatch.setattr(debugging, "Terminal", Foreground)
     (tmp_path / "h.py").touch()
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,7 @@ def check(percent: int, free: int) -> MemoryCheck:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     """A model of 3 MiB, as a link to it."""
     (tmp_path / "files" / "code").mkdir(parents=True)
     (tmp_path / "files" / "model.pt").write_bytes(bytes(2 * MEBIBYTE))
@@ -40,7 +40,7 @@ def loads(memory: MemoryCheck, model: Path, copies: int = 1) -> bool:
     return True
 
 
-def test_each_file_of_a_model_counts_once(model: Path) -> None:
+def test_each_file_of_a_model_counts_once(model):
     assert bytes_in(model) == 3 * MEBIBYTE
 
 
@@ -55,16 +55,14 @@ def test_each_file_of_a_model_counts_once(model: Path) -> None:
         (0, 0, 1, True),
     ],
 )
-def test_a_model_must_fit_beside_what_is_kept_free(
-    model: Path, percent: int, free: int, copies: int, is_loaded: bool
-) -> None:
+def test_a_model_must_fit_beside_what_is_kept_free(model, percent, free, copies, is_loaded):
     assert loads(check(percent, free), model, copies) == is_loaded
 
 
-def test_what_is_about_to_be_loaded_is_not_left_for_others(model: Path) -> None:
+def test_what_is_about_to_be_loaded_is_not_left_for_others(model):
     memory = check(5, 10)
 
-    async def scenario() -> None:
+    async def scenario():
         async with memory.claim("first", model, 1):
             with pytest.raises(NotEnoughMemory) as refusal:
                 async with memory.claim("second", model, 1):
@@ -79,10 +77,10 @@ def test_what_is_about_to_be_loaded_is_not_left_for_others(model: Path) -> None:
     assert loads(memory, model)  # a claim ends with its block
 
 
-def test_a_load_that_fails_gives_its_claim_back(model: Path) -> None:
+def test_a_load_that_fails_gives_its_claim_back(model):
     memory = check(5, 8)
 
-    async def scenario() -> None:
+    async def scenario():
         async with memory.claim("m", model, 1):
             raise KeyError
 

@@ -2,11 +2,8 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from served_models import saved_entry
@@ -15,7 +12,6 @@ from marserve.frontend.archives.archive import Archive, ArchiveOpener, make_help
 from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.config_file import newest_snapshot
 from marserve.frontend.configuration.loading import load_config
-from marserve.frontend.configuration.model_entry import ModelEntry
 from marserve.frontend.configuration.properties import parse_properties
 from marserve.frontend.errors import ArchiveRefused
 from marserve.frontend.registration.snapshot import (
@@ -33,8 +29,8 @@ NOON = 1_795_000_000.25
 
 
 @pytest.fixture
-def make_writer(tmp_path: Path) -> Callable[..., SnapshotWriter]:
-    def make(kept: int = 100, moments: Iterator[float] | None = None) -> SnapshotWriter:
+def make_writer(tmp_path):
+    def make(kept=100, moments=None):
         clock = (lambda: next(moments)) if moments else (lambda: NOON)
         return SnapshotWriter(tmp_path / "logs" / "config", PROPERTIES, kept, clock)
 
@@ -44,9 +40,7 @@ def make_writer(tmp_path: Path) -> Callable[..., SnapshotWriter]:
 # -- one file --------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_is_a_configuration_that_restores(
-    make_writer: Callable[..., SnapshotWriter], tmp_path: Path
-) -> None:
+def test_a_snapshot_is_a_configuration_that_restores(make_writer, tmp_path):
     path = make_writer().write("startup", [MODEL])
     assert path.parent == tmp_path / "logs" / "config"
     assert path.name.endswith("250-startup.cfg")
@@ -62,14 +56,12 @@ def test_a_snapshot_is_a_configuration_that_restores(
     assert f'"created": {int(NOON * 1000)}' in written
 
 
-def test_nobody_else_may_read_it(make_writer: Callable[..., SnapshotWriter]) -> None:
+def test_nobody_else_may_read_it(make_writer):
     path = make_writer().write("startup", [])
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_changes_in_the_same_millisecond_are_snapshots_of_their_own_in_order(
-    make_writer: Callable[..., SnapshotWriter],
-) -> None:
+def test_changes_in_the_same_millisecond_are_snapshots_of_their_own_in_order(make_writer):
     writer = make_writer()
     paths = [writer.write("snapshot", [MODEL]) for _ in range(3)]
     paths.append(make_writer().write("snapshot", []))  # and after a restart within it
@@ -77,16 +69,12 @@ def test_changes_in_the_same_millisecond_are_snapshots_of_their_own_in_order(
     assert all(path.exists() for path in paths)
 
 
-def test_a_clock_that_goes_back_does_not_turn_the_order(
-    make_writer: Callable[..., SnapshotWriter],
-) -> None:
+def test_a_clock_that_goes_back_does_not_turn_the_order(make_writer):
     writer = make_writer(moments=iter([NOON, NOON - 3600]))
     assert writer.write("snapshot", []).name < writer.write("snapshot", []).name
 
 
-def test_the_last_one_is_kept_and_restored_though_the_clock_went_back(
-    make_writer: Callable[..., SnapshotWriter],
-) -> None:
+def test_the_last_one_is_kept_and_restored_though_the_clock_went_back(make_writer):
     before = [make_writer(kept=2).write("snapshot", [MODEL]) for _ in range(2)]
     last = make_writer(kept=2, moments=iter([60.0])).write("snapshot", [])  # of a start in 1970
     assert last.exists()
@@ -94,9 +82,7 @@ def test_the_last_one_is_kept_and_restored_though_the_clock_went_back(
     assert newest_snapshot(last.parent) == (last, [])
 
 
-def test_the_newest_of_each_kind_are_kept(
-    make_writer: Callable[..., SnapshotWriter], tmp_path: Path
-) -> None:
+def test_the_newest_of_each_kind_are_kept(make_writer, tmp_path):
     writer = make_writer(kept=2)
     start = writer.write("startup", [])
     mine = start.with_name("mine.cfg")
@@ -105,9 +91,7 @@ def test_the_newest_of_each_kind_are_kept(
     assert {*start.parent.iterdir()} == {start, mine, *changes[2:]}
 
 
-def test_files_of_others_neither_date_a_snapshot_nor_stop_it(
-    make_writer: Callable[..., SnapshotWriter],
-) -> None:
+def test_files_of_others_neither_date_a_snapshot_nor_stop_it(make_writer):
     first = make_writer().write("startup", [])
     directory = first.parent
     (directory / "mine.cfg").touch()
@@ -118,10 +102,8 @@ def test_files_of_others_neither_date_a_snapshot_nor_stop_it(
     assert second.stat().st_mtime - first.stat().st_mtime == pytest.approx(0.001, abs=1e-4)
 
 
-def test_what_cannot_be_written_leaves_nothing(
-    make_writer: Callable[..., SnapshotWriter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_descriptor: int) -> None:
+def test_what_cannot_be_written_leaves_nothing(make_writer, tmp_path, monkeypatch):
+    def fail(_descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", fail)
@@ -134,7 +116,7 @@ def test_what_cannot_be_written_leaves_nothing(
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     return tmp_path / "logs" / "config"
 
 
@@ -143,10 +125,8 @@ def kinds(directory: Path) -> list[str]:
     return [name.partition("-")[2].removesuffix(".cfg") for name in names]
 
 
-def test_nothing_is_written_before_the_start_is_over_and_after_the_end(
-    make_writer: Callable[..., SnapshotWriter], directory: Path
-) -> None:
-    async def scenario() -> None:
+def test_nothing_is_written_before_the_start_is_over_and_after_the_end(make_writer, directory):
+    async def scenario():
         snapshots = Snapshots(make_writer(), lambda: [MODEL])
         await snapshots.save()
         await snapshots.end()
@@ -160,11 +140,11 @@ def test_nothing_is_written_before_the_start_is_over_and_after_the_end(
     asyncio.run(scenario())
 
 
-def test_without_a_writer_nothing_is_looked_up() -> None:
-    def models() -> list[ModelEntry]:
+def test_without_a_writer_nothing_is_looked_up():
+    def models():
         raise AssertionError("must not be called")
 
-    async def scenario() -> None:
+    async def scenario():
         snapshots = Snapshots(None, models)
         await snapshots.begin()
         await snapshots.save()
@@ -173,16 +153,14 @@ def test_without_a_writer_nothing_is_looked_up() -> None:
     asyncio.run(scenario())
 
 
-def test_changes_at_once_are_written_in_their_order(
-    make_writer: Callable[..., SnapshotWriter], directory: Path
-) -> None:
-    served: list[ModelEntry] = []
+def test_changes_at_once_are_written_in_their_order(make_writer, directory):
+    served = []
 
-    async def change(snapshots: Snapshots) -> None:
+    async def change(snapshots):
         served.append(replace(MODEL, name=str(len(served))))
         await snapshots.save()
 
-    async def scenario() -> None:
+    async def scenario():
         snapshots = Snapshots(make_writer(), lambda: list(served))
         await snapshots.begin()
         await asyncio.gather(*(change(snapshots) for _ in range(5)))
@@ -197,23 +175,20 @@ def test_changes_at_once_are_written_in_their_order(
 
 
 def test_a_full_disk_is_reported_once_and_serving_goes_on(
-    make_writer: Callable[..., SnapshotWriter],
-    directory: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    make_writer, directory, caplog, monkeypatch
+):
     disk = {"full": True}
     synchronise = os.fsync
 
-    def fail_while_full(descriptor: int) -> None:
+    def fail_while_full(descriptor):
         if disk["full"]:
             raise OSError(28, "No space left on device")
         synchronise(descriptor)
 
-    def errors() -> int:
+    def errors():
         return sum(record.levelno == logging.ERROR for record in caplog.records)
 
-    async def scenario() -> None:
+    async def scenario():
         snapshots = Snapshots(make_writer(), list)
         await snapshots.begin()
         await snapshots.save()
@@ -230,21 +205,19 @@ def test_a_full_disk_is_reported_once_and_serving_goes_on(
 
 
 def test_what_a_full_disk_did_not_take_is_written_when_it_has_space_again(
-    make_writer: Callable[..., SnapshotWriter],
-    directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    make_writer, directory, monkeypatch
+):
     disk, is_written = {"full": True}, threading.Event()
     write = SnapshotWriter.write
 
-    def fail_while_full(self: SnapshotWriter, kind: str, models: Any) -> Path:
+    def fail_while_full(self, kind, models):
         if disk["full"]:
             raise OSError(28, "No space left on device")
         path = write(self, kind, models)
         is_written.set()
         return path
 
-    async def scenario() -> None:
+    async def scenario():
         served = [MODEL]
         snapshots = Snapshots(make_writer(), lambda: list(served))
         await snapshots.begin()
@@ -267,7 +240,7 @@ def test_what_a_full_disk_did_not_take_is_written_when_it_has_space_again(
 # -- what it says and what becomes of it -----------------------------------------------------------
 
 
-def test_saved_numbers_win_and_say_so(config: Config) -> None:
+def test_saved_numbers_win_and_say_so(config):
     yaml = {
         "minWorkers": 4,
         "maxWorkers": 4,
@@ -286,7 +259,7 @@ def test_saved_numbers_win_and_say_so(config: Config) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def store(tmp_path, monkeypatch):
     """A model store; the working directory is another."""
     for folder in ("store/inside/MAR-INF", "cwd/outside/MAR-INF", "work"):
         (tmp_path / folder).mkdir(parents=True)
@@ -305,19 +278,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("{cwd}/outside", "{cwd}/outside"),
     ],
 )
-def test_the_saved_name_leads_to_the_archive_again(
-    url: str,
-    name: str,
-    store: Path,
-    run: Callable[..., Any],
-    serve_model: Callable[..., AbstractAsyncContextManager[Any]],
-) -> None:
+def test_the_saved_name_leads_to_the_archive_again(url, name, store, run, serve_model):
     places = {"store": store, "cwd": Path.cwd()}
     config = Config(model_store=store)
     opener = ArchiveOpener(config, store.parent / "work", make_helpers(config))
     archive = asyncio.run(opener.open(url.format(**places)))
 
-    async def scenario() -> None:
+    async def scenario():
         async with serve_model(archive=archive) as model:
             registry = ModelRegistry()
             registry.add(model)
@@ -327,13 +294,8 @@ def test_the_saved_name_leads_to_the_archive_again(
     run(scenario())
 
 
-def test_what_is_known_of_batches_is_saved_and_comes_back(
-    store: Path,
-    config: Config,
-    run: Callable[..., Any],
-    serve_model: Callable[..., AbstractAsyncContextManager[Any]],
-) -> None:
-    async def scenario() -> None:
+def test_what_is_known_of_batches_is_saved_and_comes_back(store, config, run, serve_model):
+    async def scenario():
         asked = {"max_latency": 0.5, "queue_size": 7, "compiled_sizes": (1, 2, 4)}
         async with serve_model(batching=asked) as model:
             model.batcher.seed([(1, 0.02), (2, 0.021), (4, 0.04)])
@@ -358,12 +320,8 @@ def test_what_is_known_of_batches_is_saved_and_comes_back(
     run(scenario())
 
 
-def test_what_nobody_chose_is_not_saved(
-    store: Path,
-    run: Callable[..., Any],
-    serve_model: Callable[..., AbstractAsyncContextManager[Any]],
-) -> None:
-    async def scenario() -> None:
+def test_what_nobody_chose_is_not_saved(store, run, serve_model):
+    async def scenario():
         async with serve_model() as model:
             model.batcher.seed([(1, 0.02)])
             registry = ModelRegistry()
@@ -375,23 +333,19 @@ def test_what_nobody_chose_is_not_saved(
     run(scenario())
 
 
-def test_a_snapshot_that_contradicts_the_archive_of_today_is_refused(config: Config) -> None:
+def test_a_snapshot_that_contradicts_the_archive_of_today_is_refused(config):
     yaml = {"compiledBatchSizes": [1, 2]}
     settings = resolve_settings({}, yaml, {}, config, gpus=0, default_workers=1)
     with pytest.raises(ArchiveRefused, match="batch_size=3: the largest of compiled_batch_sizes"):
         settings.restored(MODEL)
 
 
-def test_a_download_is_found_in_the_store(
-    store: Path,
-    run: Callable[..., Any],
-    serve_model: Callable[..., AbstractAsyncContextManager[Any]],
-) -> None:
+def test_a_download_is_found_in_the_store(store, run, serve_model):
     root = store.parent / "work"
     fetched = store / "b.mar"
     archive = Archive("http://host/a/b.mar?x=1", root, root, fetched, is_downloaded=True)
 
-    async def scenario() -> None:
+    async def scenario():
         async with serve_model(archive=archive, origin=Origin("", handler="other")) as model:
             model.workers.resize(1, 3)
             registry = ModelRegistry()
@@ -404,9 +358,7 @@ def test_a_download_is_found_in_the_store(
     run(scenario())
 
 
-def test_what_a_killed_server_had_begun_to_write_goes_before_what_is_whole(
-    make_writer: Callable[..., SnapshotWriter],
-) -> None:
+def test_what_a_killed_server_had_begun_to_write_goes_before_what_is_whole(make_writer):
     writer = make_writer(kept=2)
     first = writer.write("startup", [])
     unfinished = first.with_name(f".{first.name}.k2_x7a.new")

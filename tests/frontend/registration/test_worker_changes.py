@@ -1,5 +1,4 @@
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,11 +22,9 @@ class Worker:
 
 
 @pytest.mark.parametrize("ticks", range(12))
-def test_an_order_superseded_just_as_its_worker_failed_was_told_that_the_server_stops(
-    run: Callable[..., Any], ticks: int
-) -> None:
-    async def scenario() -> None:
-        model: Any = SimpleNamespace(name="m", version="1.0")
+def test_an_order_superseded_just_as_its_worker_failed_was_told_that_the_server_stops(run, ticks):
+    async def scenario():
+        model = SimpleNamespace(name="m", version="1.0")
         changes = WorkerChanges(ModelRegistry(), BackgroundTasks(), Any, 1.0)  # type: ignore[arg-type] # needs none
         order, workers = WorkerOrder(1, 1), [Worker(), Worker()]
         waiting = asyncio.create_task(changes.wait_until_up(model, order, workers))  # type: ignore[arg-type] # stand-ins

@@ -3,9 +3,9 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 from openapi_spec_validator import OpenAPIV30SpecValidator
 
@@ -86,24 +86,24 @@ def query_of(name: str) -> dict[str, dict[str, Any]]:
 
 
 @every_document
-def test_it_is_valid_openapi(document: dict[str, Any]) -> None:
+def test_it_is_valid_openapi(document):
     OpenAPIV30SpecValidator(document).validate()
     assert document["openapi"] == "3.0.1"
 
 
 @every_document
-def test_it_survives_json(document: dict[str, Any]) -> None:
+def test_it_survives_json(document):
     assert json.loads(json.dumps(document)) == document
 
 
 @every_document
-def test_schemas_are_those_referred_to(document: dict[str, Any]) -> None:
+def test_schemas_are_those_referred_to(document):
     referred = re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document))
     assert set(document["components"]["schemas"]) == set(referred)
 
 
 @every_document
-def test_what_is_asked_for_is_described(document: dict[str, Any]) -> None:
+def test_what_is_asked_for_is_described(document):
     for path, method, operation in operations(document):
         assert operation["summary"]
         for each in operation["parameters"]:
@@ -148,7 +148,7 @@ def routes_of(listener: str, tokens: TokenStore) -> Mapping[str, Route]:
 
 
 @pytest.fixture
-def tokens(tmp_path: Any) -> TokenStore:
+def tokens(tmp_path):
     store = TokenStore(tmp_path / "key_file.json", 60.0)
     store.write()
     return store
@@ -157,9 +157,7 @@ def tokens(tmp_path: Any) -> TokenStore:
 served = pytest.mark.parametrize("listener", ["open inference", "management", "open management"])
 
 
-def answer_of(
-    method: str, path: str, listener: str, tokens: TokenStore, fakes: ModuleType
-) -> tuple[int, str]:
+def answer_of(method: str, path: str, listener: str, tokens: TokenStore) -> tuple[int, str]:
     """Status and kind of failure; the model of the path is not there."""
     target = re.sub("{logger_name}", "root", path)
     target = re.sub("{[a-z_]+}", "nobody", target)
@@ -169,11 +167,11 @@ def answer_of(
 
 
 @served
-def test_what_is_described_is_served(listener: str, tokens: TokenStore, fakes: ModuleType) -> None:
+def test_what_is_described_is_served(listener, tokens):
     for path, method, _ in operations(_LISTENERS[listener]):
         if path in ("/metrics", "/api-description", "/"):
             continue  # no JSON failures, and asked below
-        status, kind = answer_of(method, path, listener, tokens, fakes)
+        status, kind = answer_of(method, path, listener, tokens)
         assert (status, kind) != (404, "ResourceNotFoundException"), f"{method} {path}"
         assert status != 405, f"{method} {path}"
     for method, path in _COMMON.values():
@@ -182,25 +180,25 @@ def test_what_is_described_is_served(listener: str, tokens: TokenStore, fakes: M
 
 
 @served
-def test_what_is_served_is_described(listener: str, tokens: TokenStore) -> None:
+def test_what_is_served_is_described(listener, tokens):
     firsts = {path.split("/")[1] for path in _LISTENERS[listener]["paths"]}
     described = {ANY_OTHER if first.startswith("{") else first for first in firsts}
     routes = routes_of(listener, tokens)
     assert set(routes) == described
 
 
-def test_methods_that_are_not_described_are_refused(tokens: TokenStore, fakes: ModuleType) -> None:
+def test_methods_that_are_not_described_are_refused(tokens):
     for path, methods in _LISTENERS["management"]["paths"].items():
         if path in ("/metrics", "/api-description", "/", "/token"):
             continue  # any method reads them
         if path in ("/models/{model_name}/batches", "/workflows/{workflow_name}/runs"):
             continue  # mean a version of that name, or the workflow itself
         for method in {"get", "post", "put", "delete", "patch"} - methods.keys():
-            answer = answer_of(method, path, "management", tokens, fakes)
+            answer = answer_of(method, path, "management", tokens)
             assert answer[0] == 405, f"{method} {path}"
 
 
-def test_words_to_choose_from_are_those_of_the_server() -> None:
+def test_words_to_choose_from_are_those_of_the_server():
     schema = query_of("setLevel")["level"]["schema"]
     assert schema["enum"] == [*LEVELS, "inherit"]
     for name in ("registerModel", "setAutoScale"):
@@ -213,7 +211,7 @@ def test_words_to_choose_from_are_those_of_the_server() -> None:
 
 
 @pytest.mark.parametrize("document", _LISTENERS.values(), ids=_LISTENERS)
-def test_listeners_share_title_description_and_version(document: dict[str, Any]) -> None:
+def test_listeners_share_title_description_and_version(document):
     assert document["info"] == {
         "title": "marserve APIs",
         "description": "A model server for the archives and clients of TorchServe.",
@@ -251,7 +249,7 @@ _NAMES_OF_TORCHSERVE = {
 
 
 @pytest.mark.parametrize("listener", _NAMES_OF_TORCHSERVE)
-def test_generated_clients_find_torchserves_operations(listener: str) -> None:
+def test_generated_clients_find_torchserves_operations(listener):
     assert _NAMES_OF_TORCHSERVE[listener].items() <= by_name(_LISTENERS[listener]).items()
     assert _NAMES_OF_TORCHSERVE[listener].items() <= by_name(_LISTENERS["shared"]).items()
 
@@ -273,7 +271,7 @@ def test_generated_clients_find_torchserves_operations(listener: str) -> None:
         "/{model_name}/{model_version}/predict",
     ],
 )
-def test_every_way_to_predict_is_described(path: str) -> None:
+def test_every_way_to_predict_is_described(path):
     operation = _LISTENERS["inference"]["paths"][path]["post"]
     assert operation["security"] == [{"inference_key": []}, {}]
     assert {"200", "400", "404", "413", "500", "503", "507", "default"} <= set(
@@ -303,7 +301,7 @@ _REPOSITORY = {
 }
 
 
-def test_the_open_inference_protocol_is_described_where_it_is_on() -> None:
+def test_the_open_inference_protocol_is_described_where_it_is_on():
     described = set(_LISTENERS["open inference"]["paths"])
     assert described - set(_LISTENERS["inference"]["paths"]) == _OPEN_INFERENCE
     managed = set(_LISTENERS["open management"]["paths"])
@@ -318,30 +316,30 @@ def test_the_open_inference_protocol_is_described_where_it_is_on() -> None:
         (f"{_V2}/ready", [{"inference_key": []}, {}]),
     ],
 )
-def test_who_is_not_ready_says_so_with_503(path: str, key: list[Any]) -> None:
+def test_who_is_not_ready_says_so_with_503(path, key):
     operation = _LISTENERS["open inference"]["paths"][path]["get"]
     assert {"200", "503"} <= operation["responses"].keys()
     assert operation["security"] == key
 
 
-def test_listeners_that_share_an_address_describe_what_they_serve() -> None:
+def test_listeners_that_share_an_address_describe_what_they_serve():
     both = describe_listener(["Management", "Metrics"])["paths"]
     metrics = _LISTENERS["metrics"]["paths"]
     assert both == {**_LISTENERS["management"]["paths"], **metrics}
     assert "404" not in metrics["/metrics"]["get"]["responses"]
 
 
-def test_the_metrics_listener_offers_metrics_only() -> None:
+def test_the_metrics_listener_offers_metrics_only():
     assert list(_LISTENERS["metrics"]["paths"]) == ["/metrics"]
 
 
-def test_the_shared_listener_offers_the_union() -> None:
+def test_the_shared_listener_offers_the_union():
     both = by_name(_LISTENERS["inference"]) | by_name(_LISTENERS["management"])
     del both["openaiModel"]  # on that path management answers, as KServe
     assert by_name(_LISTENERS["shared"]) == both
 
 
-def test_predictions_take_any_body_and_take_some_apart() -> None:
+def test_predictions_take_any_body_and_take_some_apart():
     predict = _LISTENERS["inference"]["paths"]["/predictions/{model_name}"]["post"]
     assert {
         "*/*",
@@ -372,7 +370,7 @@ def test_predictions_take_any_body_and_take_some_apart() -> None:
         ("s3_sse_kms", False),
     ],
 )
-def test_register_takes_it_in_the_query_or_in_json(name: str, default: object) -> None:
+def test_register_takes_it_in_the_query_or_in_json(name, default):
     parameter = query_of("registerModel")[name]
     body = _LISTENERS["management"]["paths"]["/models"]["post"]["requestBody"]
     schema = body["content"]["application/json"]["schema"]
@@ -381,7 +379,7 @@ def test_register_takes_it_in_the_query_or_in_json(name: str, default: object) -
     assert schema["properties"][name]["type"] == parameter["schema"]["type"]
 
 
-def test_scale_takes_the_version_in_the_query_unless_it_is_in_the_path() -> None:
+def test_scale_takes_the_version_in_the_query_unless_it_is_in_the_path():
     query, by_version = query_of("setAutoScale"), query_of("version_setAutoScale")
     assert set(query) - set(by_version) == {"model_version"}
     assert query["min_worker"]["schema"].items() >= {"default": 1, "minimum": 0}.items()
@@ -393,7 +391,7 @@ def test_scale_takes_the_version_in_the_query_unless_it_is_in_the_path() -> None
     ("name", "key"),
     [("ping", "inference_key"), ("listModels", "management_key"), ("renewToken", "api_key")],
 )
-def test_a_key_is_needed_unless_authorization_is_off(name: str, key: str) -> None:
+def test_a_key_is_needed_unless_authorization_is_off(name, key):
     shared = _LISTENERS["shared"]
     method, path = by_name(shared)[name]
     assert shared["paths"][path][method]["security"] == [{key: []}, {}]
@@ -402,7 +400,7 @@ def test_a_key_is_needed_unless_authorization_is_off(name: str, key: str) -> Non
 
 
 @pytest.mark.parametrize("name", _COMMON)
-def test_descriptions_and_metrics_are_for_everybody(name: str) -> None:
+def test_descriptions_and_metrics_are_for_everybody(name):
     method, path = _COMMON[name]
     assert _LISTENERS["shared"]["paths"][path][method]["security"] == []
 
@@ -410,7 +408,7 @@ def test_descriptions_and_metrics_are_for_everybody(name: str) -> None:
 # -- models ----------------------------------------------------------------------------------------
 
 
-def test_a_models_document_has_torchserves_misspelt_path_and_the_true_one() -> None:
+def test_a_models_document_has_torchserves_misspelt_path_and_the_true_one():
     document = describe_model_inference("m")
     assert document["info"] == {"title": "RESTful API for: m", "version": "1.0.0"}
     assert list(document["paths"]) == [
@@ -422,7 +420,7 @@ def test_a_models_document_has_torchserves_misspelt_path_and_the_true_one() -> N
     assert document["paths"]["/prediction/m"]["post"]["deprecated"]
 
 
-def test_a_models_management_is_all_paths_below_it() -> None:
+def test_a_models_management_is_all_paths_below_it():
     document = describe_model_management("m")
     assert document["info"] == {"title": "RESTful Management API for: m", "version": __version__}
     assert list(document["paths"]) == [
@@ -437,7 +435,7 @@ def test_a_models_management_is_all_paths_below_it() -> None:
 @pytest.mark.parametrize(
     "document", [describe_model_inference("m"), describe_model_management("m")]
 )
-def test_in_a_models_document_its_name_is_the_only_one(document: dict[str, Any]) -> None:
+def test_in_a_models_document_its_name_is_the_only_one(document):
     names = [
         each["schema"]["enum"]
         for _, _, operation in operations(document)
@@ -448,5 +446,5 @@ def test_in_a_models_document_its_name_is_the_only_one(document: dict[str, Any])
     assert all(name == ["m"] for name in names)
 
 
-def test_a_name_that_is_no_path_segment_is_encoded() -> None:
+def test_a_name_that_is_no_path_segment_is_encoded():
     assert "/predictions/a%20b%2F%7Bc%7D" in describe_model_inference("a b/{c}")["paths"]

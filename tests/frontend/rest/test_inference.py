@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from marserve.frontend.serving.readiness import is_server_ready
-from marserve.frontend.serving.registry import FailedLoad, ModelRegistry
+from marserve.frontend.serving.registry import FailedLoad
 
 Ask = Callable[..., Any]
 
@@ -38,8 +38,8 @@ def failure(answer: Any) -> tuple[int, str]:
     ],
 )
 def test_a_path_names_model_version_and_a_path_for_the_handler(
-    kind: str, explain: str, path: str, version: str, by_version: bool, url_path: str, ask: Ask
-) -> None:
+    kind, explain, path, version, by_version, url_path, ask
+):
     asked = ask(f"/{kind}/{path}?q=1").document
     assert (asked["model"], asked["version"], asked["by_version"]) == ("m", version, by_version)
     assert asked["headers"] == {"url_path": url_path, "explain": explain}
@@ -58,9 +58,7 @@ def test_a_path_names_model_version_and_a_path_for_the_handler(
         ("/m/9/a", NO_VERSION),
     ],
 )
-def test_what_is_not_there_is_not_found(
-    kind: str, path: str, expected: tuple[int, str], ask: Ask
-) -> None:
+def test_what_is_not_there_is_not_found(kind, path, expected, ask):
     assert failure(ask(f"/{kind}{path}")) == expected
 
 
@@ -68,7 +66,7 @@ def test_what_is_not_there_is_not_found(
     "path", ["/predictions/m", "/explanations/m", "/models/m/invoke", "/m/predict"]
 )
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "QUERY"])
-def test_any_method_predicts(path: str, method: str, ask: Ask) -> None:
+def test_any_method_predicts(path, method, ask):
     assert ask(path, method).document["model"] == "m"
 
 
@@ -85,7 +83,7 @@ def test_any_method_predicts(path: str, method: str, ask: Ask) -> None:
         "/v2/models/m/infer",
     ],
 )
-def test_options_describe_the_model_instead(path: str, ask: Ask) -> None:
+def test_options_describe_the_model_instead(path, ask):
     answer = ask(path, "OPTIONS")
     assert answer.document["info"]["title"] == "RESTful API for: m"
 
@@ -101,9 +99,7 @@ QUERY_PATHS = [
 
 
 @pytest.mark.parametrize(("path", "named"), QUERY_PATHS)
-def test_the_query_comes_before_the_body_and_no_header_is_added(
-    path: str, named: list[list[str]], ask: Ask
-) -> None:
+def test_the_query_comes_before_the_body_and_no_header_is_added(path, named, ask):
     query = "&".join(["model_name=m"] * len(named) + ["a=1", "b=x+y%21", "b=2", "c"])
     asked = ask(f"{path}?{query}", "POST", b"d=4&a=3", FORM).document
     assert asked["model"] == "m"
@@ -112,9 +108,7 @@ def test_the_query_comes_before_the_body_and_no_header_is_added(
 
 
 @pytest.mark.parametrize(("path", "_named"), QUERY_PATHS)
-def test_a_query_that_cannot_be_read_is_the_clients_fault(
-    path: str, _named: list[list[str]], ask: Ask
-) -> None:
+def test_a_query_that_cannot_be_read_is_the_clients_fault(path, _named, ask):
     assert failure(ask(f"{path}?model_name=m&a=%zz")) == (400, "BadRequestException")
 
 
@@ -136,18 +130,16 @@ def test_a_query_that_cannot_be_read_is_the_clients_fault(
         ("/ping2", NO_ROUTE),
     ],
 )
-def test_other_shapes_are_not_found(path: str, expected: tuple[int, str], ask: Ask) -> None:
+def test_other_shapes_are_not_found(path, expected, ask):
     assert failure(ask(path)) == expected
 
 
-def test_the_legacy_path_names_a_version(ask: Ask) -> None:
+def test_the_legacy_path_names_a_version(ask):
     asked = ask("/m/2/predict").document
     assert (asked["version"], asked["by_version"]) == ("2", True)
 
 
-def test_the_legacy_path_comes_last(
-    ask: Ask, registry: ModelRegistry, make_model: Callable[..., Any]
-) -> None:
+def test_the_legacy_path_comes_last(ask, registry, make_model):
     for name in ("ping", "models", "predictions", "*"):
         registry.add(make_model(name))
     assert ask("/ping/predict").document == {"status": "Healthy"}
@@ -170,14 +162,8 @@ def test_the_legacy_path_comes_last(
     ],
 )
 def test_invocations_find_the_model_in_the_query_at_the_start_or_in_the_form(
-    at_start: list[str],
-    query: str,
-    body: bytes,
-    chosen: str,
-    ask: Ask,
-    registry: ModelRegistry,
-    make_model: Callable[..., Any],
-) -> None:
+    at_start, query, body, chosen, ask, registry, make_model
+):
     for name in ("a", "b"):
         for version in ("1", "2"):
             registry.add(make_model(name, version, at_start=name in at_start))
@@ -185,7 +171,7 @@ def test_invocations_find_the_model_in_the_query_at_the_start_or_in_the_form(
 
 
 @pytest.mark.parametrize("body", [b"", b"a=1", b"model_name="])
-def test_invocations_need_a_model(body: bytes, ask: Ask) -> None:
+def test_invocations_need_a_model(body, ask):
     answer = ask("/invocations", "POST", body, FORM)
     assert answer.document == {
         "code": 400,
@@ -194,7 +180,7 @@ def test_invocations_need_a_model(body: bytes, ask: Ask) -> None:
     }
 
 
-def test_invocations_find_the_model_in_a_multipart_form(ask: Ask) -> None:
+def test_invocations_find_the_model_in_a_multipart_form(ask):
     body = (
         b'--b0\r\nContent-Disposition: form-data; name="model_name"\r\n\r\nm\r\n'
         b'--b0\r\nContent-Disposition: form-data; name="data"; filename="f"\r\n\r\nx\r\n--b0--\r\n'
@@ -211,23 +197,15 @@ def test_invocations_find_the_model_in_a_multipart_form(ask: Ask) -> None:
     ("healthy", "status", "word"), [(True, 200, "Healthy"), (False, 500, "Unhealthy")]
 )
 def test_ping_asks_whether_default_versions_are_healthy(
-    path: str,
-    healthy: bool,
-    status: int,
-    word: str,
-    ask: Ask,
-    registry: ModelRegistry,
-    make_model: Callable[..., Any],
-) -> None:
+    path, healthy, status, word, ask, registry, make_model
+):
     registry.add(make_model("a", is_healthy=healthy))
     registry.add(make_model("m", "3", is_healthy=False))
     answer = ask(path, "GET")
     assert (answer.status, answer.document) == (status, {"status": word})
 
 
-def test_ready_names_the_models_that_lack_loaded_workers(
-    ask: Ask, registry: ModelRegistry, make_model: Callable[..., Any]
-) -> None:
+def test_ready_names_the_models_that_lack_loaded_workers(ask, registry, make_model):
     registry.add(make_model("full", ready=2, min_workers=2))
     registry.add(make_model("empty", ready=0, min_workers=0))
     registry.add(make_model("m", "3", ready=0))  # not the default
@@ -253,8 +231,8 @@ class Name(str):
 
 @pytest.mark.parametrize("is_of_catalog", [True, False])
 def test_thousands_of_models_that_are_missing_do_not_make_a_probe_slow(
-    is_of_catalog: bool, ask: Ask, registry: ModelRegistry
-) -> None:
+    is_of_catalog, ask, registry
+):
     names = [Name(f"m{number}") for number in range(10_000, 20_000)]
     random.Random(7).shuffle(names)
     if is_of_catalog:
@@ -271,9 +249,7 @@ def test_thousands_of_models_that_are_missing_do_not_make_a_probe_slow(
     assert Name.comparisons < 2 * len(names)
 
 
-def test_a_server_about_to_stop_is_neither_ready_nor_healthy_and_still_answers(
-    ask: Ask, registry: ModelRegistry
-) -> None:
+def test_a_server_about_to_stop_is_neither_ready_nor_healthy_and_still_answers(ask, registry):
     registry.is_leaving = True
     answer = ask("/ready", "GET")
     assert (answer.status, answer.document) == (503, {"status": "Stopping"})
@@ -282,9 +258,7 @@ def test_a_server_about_to_stop_is_neither_ready_nor_healthy_and_still_answers(
     assert ask("/predictions/m").document["model"] == "m"
 
 
-def test_ready_tells_of_one_model(
-    ask: Ask, registry: ModelRegistry, make_model: Callable[..., Any]
-) -> None:
+def test_ready_tells_of_one_model(ask, registry, make_model):
     registry.add(make_model("z", ready=0))
     answer = ask("/ready?model=m", "GET")
     assert (answer.status, answer.document) == (200, {"status": "Ready", "model": "m"})
@@ -299,8 +273,8 @@ def test_ready_tells_of_one_model(
     assert (answer.status, answer.document["status"]) == (503, "Stopping")
 
 
-def test_a_full_model_is_not_ready_and_the_server_is(ask: Ask, registry: ModelRegistry) -> None:
-    model: Any = registry.find("m", "2")
+def test_a_full_model_is_not_ready_and_the_server_is(ask, registry):
+    model = registry.find("m", "2")
     model.full, model.expected_seconds = "Why.", 2.5
     answer = ask("/ready?model=m&version=2", "GET")
     assert (answer.status, answer.headers["retry-after"]) == (503, "3")
@@ -309,5 +283,5 @@ def test_a_full_model_is_not_ready_and_the_server_is(ask: Ask, registry: ModelRe
     assert ask("/ready", "GET").status == 200
 
 
-def test_ready_is_one_path(ask: Ask) -> None:
+def test_ready_is_one_path(ask):
     assert failure(ask("/ready/m")) == NO_ROUTE

@@ -1,8 +1,8 @@
 import logging
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.frontend.rest.loggers import logger_routes
@@ -12,7 +12,7 @@ Ask = Callable[[str, str], Any]
 
 
 @pytest.fixture(autouse=True)
-def levels() -> Iterator[None]:
+def levels():
     """Levels are as before when the test is over."""
     loggers = [logging.getLogger(name) for name in ("", "marserve", CHILD, "MODEL_LOG")]
     before = [(logger, logger.level) for logger in loggers]
@@ -23,12 +23,12 @@ def levels() -> Iterator[None]:
 
 
 @pytest.fixture
-def ask(fakes: ModuleType) -> Ask:
+def ask():
     """Ask the management listener."""
     return lambda method, target: fakes.exchange(logger_routes(), fakes.request(target, method))
 
 
-def test_the_loggers_are_listed(ask: Ask) -> None:
+def test_the_loggers_are_listed(ask):
     answer = ask("GET", "/loggers")
     assert answer.status == 200
     listed = {item["name"]: item["level"] for item in answer.document["loggers"]}
@@ -46,7 +46,7 @@ def test_the_loggers_are_listed(ask: Ask) -> None:
         (CHILD, "inherit", "info"),
     ],
 )
-def test_a_level_is_changed_and_seen(name: str, word: str, level: str, ask: Ask) -> None:
+def test_a_level_is_changed_and_seen(name, word, level, ask):
     logging.getLogger(CHILD).setLevel(logging.ERROR)
     expected = {"name": name, "level": level}
     assert ask("PUT", f"/loggers/{name}?level={word}").document == expected
@@ -69,15 +69,13 @@ def test_a_level_is_changed_and_seen(name: str, word: str, level: str, ask: Ask)
         ("GET", "/loggers/root/more", 404, "not found"),
     ],
 )
-def test_what_cannot_be_done_is_refused(
-    method: str, target: str, status: int, word: str, ask: Ask
-) -> None:
+def test_what_cannot_be_done_is_refused(method, target, status, word, ask):
     answer = ask(method, target)
     assert answer.status == status
     assert word in answer.document["message"]
     assert logging.getLogger("marserve").level == logging.INFO
 
 
-def test_it_is_behind_the_key_of_management() -> None:
+def test_it_is_behind_the_key_of_management():
     (route,) = logger_routes().values()
     assert route.key == "management"

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.frontend.batching.options import Batching
-from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import SETTINGS
-from marserve.frontend.configuration.setting import Setting
 from marserve.frontend.errors import BadRequest
 from marserve.frontend.operations.describe import DESCRIBED
 from marserve.frontend.operations.model_parameters import (
@@ -40,7 +38,7 @@ EIGHT = {"size": 8, "is_automatic": False}
         ({"compiled_batch_sizes": ""}, {"compiled_sizes": ()}),
     ],
 )
-def test_what_a_request_says(read: Any, values: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_what_a_request_says(read, values, expected):
     assert read(Parameters(values)) == expected
 
 
@@ -59,7 +57,7 @@ def test_what_a_request_says(read: Any, values: dict[str, Any], expected: dict[s
         ({"job_queue_size": "99999999999"}, "job_queue_size=99999999999: "),
     ],
 )
-def test_what_is_wrong_is_a_bad_request(read: Any, values: dict[str, Any], words: str) -> None:
+def test_what_is_wrong_is_a_bad_request(read, values, words):
     with pytest.raises(BadRequest) as refused:
         read(Parameters(values))
     assert words in str(refused.value)
@@ -78,7 +76,7 @@ def test_what_is_wrong_is_a_bad_request(read: Any, values: dict[str, Any], words
         ("max_batch_delay", "soon"),
     ],
 )
-def test_torchserves_own_count_as_not_given_in_a_registration_only(name: str, value: Any) -> None:
+def test_torchserves_own_count_as_not_given_in_a_registration_only(name, value):
     values = Parameters({name: value, "num_requests": "2"})
     assert registered_settings(values) == {"num_requests": 2}
     with pytest.raises(BadRequest, match=f"{name}="):
@@ -88,7 +86,7 @@ def test_torchserves_own_count_as_not_given_in_a_registration_only(name: str, va
 @pytest.mark.parametrize("read", [registered_settings, changed_settings])
 @pytest.mark.parametrize("name", ["batch_size", "max_batch_delay"])
 @pytest.mark.parametrize("value", ["-5", -2, "4.5", 4.5, True, [], 2**31, "9" * 30, "9" * 5000])
-def test_numbers_that_make_no_sense_are_refused(read: Any, name: str, value: Any) -> None:
+def test_numbers_that_make_no_sense_are_refused(read, name, value):
     with pytest.raises(BadRequest, match=f"^{name}="):
         read(Parameters({name: value}))
 
@@ -98,14 +96,14 @@ ANY = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.l
 
 @pytest.mark.parametrize("read", [registered_settings, changed_settings])
 @given(values=st.dictionaries(st.sampled_from(["batch_size", "compiled_batch_sizes"]), ANY))
-def test_any_value_is_read_or_refused(read: Any, values: dict[str, Any]) -> None:
+def test_any_value_is_read_or_refused(read, values):
     with contextlib.suppress(BadRequest):
         found = read(Parameters(values))
         assert found.get("size", 1) >= 1
         assert min(found.get("compiled_sizes") or (1,)) >= 1
 
 
-def test_settings_are_formatted_as_they_are_asked_for(config: Config) -> None:
+def test_settings_are_formatted_as_they_are_asked_for(config):
     batching = Batching(
         policy="adaptive",
         size=128,
@@ -136,7 +134,7 @@ def query_of(operation: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.name)
-def test_the_documents_have_each_setting_where_requests_may_have_it(row: Setting) -> None:
+def test_the_documents_have_each_setting_where_requests_may_have_it(row):
     for name in row.parameters:
         is_scaling = name in ("min_worker", "max_worker")
         assert (name in query_of(REGISTER)) is (name in BODY) is ("request" in row.sources)
@@ -144,14 +142,14 @@ def test_the_documents_have_each_setting_where_requests_may_have_it(row: Setting
 
 
 @pytest.mark.parametrize("row", DESCRIBED, ids=lambda row: row.name)
-def test_the_documents_say_of_which_type_a_described_setting_is(row: Setting) -> None:
+def test_the_documents_say_of_which_type_a_described_setting_is(row):
     schema = DOCUMENT["components"]["schemas"]["Model"]["properties"][row.key]
     expected = {"batchSize": "integer"}.get(row.key) or row.kind.schema.get("type")
     assert schema.get("type") == expected
     assert schema.get("anyOf") == (row.kind.schema.get("anyOf") if expected is None else None)
 
 
-def test_what_torchserves_clients_send_for_not_given_is_allowed_in_a_registration_only() -> None:
+def test_what_torchserves_clients_send_for_not_given_is_allowed_in_a_registration_only():
     registered, changed = query_of(REGISTER), query_of(CHANGE)
     assert registered["max_batch_delay"]["schema"]["minimum"] == -100
     assert registered["response_timeout"]["schema"]["default"] == -1

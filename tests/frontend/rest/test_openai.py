@@ -4,9 +4,10 @@ import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.frontend.batching.options import Batching
@@ -15,7 +16,6 @@ from marserve.frontend.http.router import Route
 from marserve.frontend.rest.inference import inference_routes
 from marserve.frontend.rest.kserve import kserve_platform_routes, kserve_routes
 from marserve.frontend.rest.vertex import vertex_routes
-from marserve.frontend.serving.registry import ModelRegistry
 
 Ask = Callable[..., Any]
 
@@ -24,14 +24,14 @@ CREATED = 1700000000
 
 
 @pytest.fixture
-def registry(registry: ModelRegistry, make_model: Callable[..., Any]) -> ModelRegistry:
+def registry(registry, make_model):
     """Versions 1 and 2 of engine, and 3 of m, serve OpenAI's API."""
 
-    def add(name: str, version: str, openai: str, *names: str) -> None:
+    def add(name, version, openai, *names):
         settings = SimpleNamespace(batching=Batching(), stack_inputs="", openai=openai)
         archive = SimpleNamespace(contents=SimpleNamespace(openai_names=names))
         model = replace(make_model(name, version), settings=settings, archive=archive)
-        known: Any = registry
+        known = registry
         known.add(model)
 
     add("engine", "1", "server", "org/served", "engine", "engine:1", "m", "m:3")
@@ -41,7 +41,7 @@ def registry(registry: ModelRegistry, make_model: Callable[..., Any]) -> ModelRe
     return registry
 
 
-def test_a_compressed_body_is_decoded(ask: Ask) -> None:
+def test_a_compressed_body_is_decoded(ask):
     body = gzip.compress(json.dumps({"model": "engine"}).encode())
     asked = ask(CHAT, "POST", body, "Content-Encoding: gzip").document
     assert (asked["model"], asked["parts"]) == ("engine", [["body", '{"model": "engine"}']])
@@ -64,9 +64,7 @@ def test_a_compressed_body_is_decoded(ask: Ask) -> None:
         ("org/other", "m", "3", False),
     ],
 )
-def test_the_body_names_the_model(
-    name: str, model: str, version: str, by_version: bool, ask: Ask
-) -> None:
+def test_the_body_names_the_model(name, model, version, by_version, ask):
     body = json.dumps({"messages": [{"model": "m"}], "model": name}).encode()
     asked = ask(CHAT, "POST", body, "Content-Type: application/json").document
     assert (asked["model"], asked["version"]) == (model, version)
@@ -76,13 +74,13 @@ def test_the_body_names_the_model(
 
 
 @pytest.mark.parametrize("name", ["m", "m:1", "engine:3", "nobody", "engine:"])
-def test_other_names_are_unknown(name: str, ask: Ask) -> None:
+def test_other_names_are_unknown(name, ask):
     answer = ask(CHAT, "POST", json.dumps({"model": name}).encode())
     assert answer.status == 404
     assert name.partition(":")[0] in answer.document["error"]["message"]
 
 
-def test_of_equal_members_the_last_counts_as_for_parsers(ask: Ask) -> None:
+def test_of_equal_members_the_last_counts_as_for_parsers(ask):
     body = b'{"model": "nobody", "m\\u006fdel" : "engine:2" }\n'
     assert ask(CHAT, "POST", body).document["version"] == "2"
 
@@ -90,13 +88,13 @@ def test_of_equal_members_the_last_counts_as_for_parsers(ask: Ask) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"[]", b'"model"', b'{"model": "engine"]', b'{"model": null}', b"{\xff"]
 )
-def test_a_body_without_a_model_is_refused(body: bytes, ask: Ask) -> None:
+def test_a_body_without_a_model_is_refused(body, ask):
     error = ask(CHAT, "POST", body).document["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", None)
     assert error["code"] == "BadRequestException"
 
 
-def test_options_are_read_and_limits_apply(ask: Ask) -> None:
+def test_options_are_read_and_limits_apply(ask):
     body = b'{"model": "engine"}'
     asked = ask(CHAT, "POST", body, "X-Priority: high", "X-Timeout-Ms: 500").document
     assert asked["options"] == [0.5, "HIGH"]
@@ -104,7 +102,7 @@ def test_options_are_read_and_limits_apply(ask: Ask) -> None:
     assert (refused.status, list(refused.document)) == (413, ["error"])
 
 
-def test_a_path_behind_a_version_reaches_the_handler(ask: Ask) -> None:
+def test_a_path_behind_a_version_reaches_the_handler(ask):
     body = b'{"model": "anything"}'
     asked = ask(f"/predictions/engine/2{CHAT}", "POST", body).document
     assert (asked["version"], asked["by_version"]) == ("2", True)
@@ -114,7 +112,7 @@ def test_a_path_behind_a_version_reaches_the_handler(ask: Ask) -> None:
 NAMES = ["engine", "engine:1", "m:3", "engine:2", "org/served", "org/other"]
 
 
-def test_models_are_listed_for_both_protocols(ask: Ask) -> None:
+def test_models_are_listed_for_both_protocols(ask):
     listed = ask("/v1/models", "GET").document
     assert listed["models"] == ["engine", "m"]
     assert listed["object"] == "list"
@@ -124,13 +122,13 @@ def test_models_are_listed_for_both_protocols(ask: Ask) -> None:
         assert each == {"id": each["id"], **members}
 
 
-def test_verbs_of_kserve_predict_with_any_method(ask: Ask) -> None:
+def test_verbs_of_kserve_predict_with_any_method(ask):
     assert ask("/v1/models/m:predict", "GET").document["model"] == "m"
 
 
 @pytest.fixture
-def ask_platform(registry: ModelRegistry, fakes: ModuleType) -> Ask:
-    async def root(_request: Any) -> Any:
+def ask_platform(registry):
+    async def root(_request):
         return json_response({})
 
     routes = kserve_platform_routes(registry, 1000, Route(root))
@@ -139,13 +137,11 @@ def ask_platform(registry: ModelRegistry, fakes: ModuleType) -> Ask:
     )
 
 
-def test_the_platform_kserve_keeps_its_answers(
-    ask: Ask, ask_platform: Ask, registry: ModelRegistry, make_model: Callable[..., Any]
-) -> None:
+def test_the_platform_kserve_keeps_its_answers(ask, ask_platform, registry, make_model):
     assert ask_platform("/v1/models").document == ask("/v1/models", "GET").document
     found = {"object": "model", "created": CREATED, "owned_by": "marserve"}
     assert ask_platform("/v1/models/m").document == {"name": "m", "ready": True, "id": "m", **found}
-    known: Any = registry
+    known = registry
     known.add(make_model("idle", ready=0))
     idle = ask_platform("/v1/models/idle")
     assert (idle.status, idle.document["name"], idle.document["ready"]) == (503, "idle", False)
@@ -155,9 +151,7 @@ def test_the_platform_kserve_keeps_its_answers(
     assert ask_platform("/v1/models/m:predict", "POST").document["model"] == "m"
 
 
-def test_a_route_of_vertex_does_not_replace_those_of_openai(
-    registry: ModelRegistry, fakes: ModuleType
-) -> None:
+def test_a_route_of_vertex_does_not_replace_those_of_openai(registry):
     routes = {
         **inference_routes(registry, 1000),
         **kserve_routes(registry, 1000, open_inference=False),

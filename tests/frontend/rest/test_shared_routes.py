@@ -1,11 +1,10 @@
 """What a shared listener does with paths that two listeners know."""
 
 import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.frontend.http.requests import HttpRequest
@@ -13,7 +12,6 @@ from marserve.frontend.http.responses import HttpResponse, json_response
 from marserve.frontend.http.router import ANY_OTHER, Route
 from marserve.frontend.rest.shared_routes import shared_routes
 from marserve.frontend.security.tokens import TokenStore
-from marserve.frontend.serving.registry import ModelRegistry
 
 INFERENCE_FIRSTS = ("models", "v1", "v2", "predictions", ANY_OTHER)
 MANAGEMENT_FIRSTS = ("models", "v1", "v2", "token")
@@ -65,28 +63,19 @@ CASES = [
 
 
 @pytest.fixture
-def shared(registry: ModelRegistry, make_model: Callable[..., Any]) -> Mapping[str, Route]:
+def shared(registry, make_model):
     registry.add(make_model("odd", "invoke"))
     return shared_routes(INFERENCE, MANAGEMENT, registry)
 
 
 @pytest.mark.parametrize(("method", "path", "whose"), CASES)
-def test_each_path_finds_its_side(
-    method: str, path: str, whose: str, shared: Mapping[str, Route], fakes: ModuleType
-) -> None:
+def test_each_path_finds_its_side(method, path, whose, shared):
     answer = fakes.exchange(shared, fakes.request(path, method))
     assert answer.document == whose
 
 
 @pytest.mark.parametrize(("method", "path", "whose"), CASES)
-def test_each_side_keeps_its_own_key(
-    method: str,
-    path: str,
-    whose: str,
-    shared: Mapping[str, Route],
-    fakes: ModuleType,
-    tmp_path: Path,
-) -> None:
+def test_each_side_keeps_its_own_key(method, path, whose, shared, tmp_path):
     tokens = TokenStore(tmp_path / "key_file.json", 60.0)
     tokens.write()
     keys = json.loads(tokens.path.read_text())
@@ -100,13 +89,11 @@ def test_each_side_keeps_its_own_key(
 @pytest.mark.parametrize(
     ("path", "status"), [("/models/m/1", 403), ("/models/m/invoke", 200), ("/v1/models/m", 403)]
 )
-def test_web_pages_are_kept_from_management_only(
-    path: str, status: int, shared: Mapping[str, Route], fakes: ModuleType
-) -> None:
+def test_web_pages_are_kept_from_management_only(path, status, shared):
     sent = fakes.request(path, "GET", b"", "Origin: http://evil.example")
     assert fakes.exchange(shared, sent, local_management=True).status == status
 
 
-def test_without_a_route_for_all_others_they_are_not_found(fakes: ModuleType) -> None:
+def test_without_a_route_for_all_others_they_are_not_found():
     assert fakes.exchange(MANAGEMENT, fakes.request("/other")).status == 404
     assert fakes.exchange(INFERENCE, fakes.request("/other")).status == 200

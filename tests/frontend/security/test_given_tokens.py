@@ -1,5 +1,4 @@
 import os
-from pathlib import Path
 
 import pytest
 
@@ -15,12 +14,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     (tmp_path / "inference").write_text("inference-1\n")
     (tmp_path / "management").write_text("management-1")
     return tmp_path
@@ -34,7 +33,7 @@ def is_good(tokens: GivenTokens, key: str, kind: str = "inference") -> bool:
     return True
 
 
-def test_a_key_is_good_for_its_own_kind(directory: Path, clock: Clock) -> None:
+def test_a_key_is_good_for_its_own_kind(directory, clock):
     tokens = GivenTokens(directory, clock)
     assert is_good(tokens, "inference-1")
     assert is_good(tokens, "management-1", "management")
@@ -44,7 +43,7 @@ def test_a_key_is_good_for_its_own_kind(directory: Path, clock: Clock) -> None:
         tokens.authorize("inference", None)
 
 
-def test_keys_are_exchanged_without_a_restart(directory: Path, clock: Clock) -> None:
+def test_keys_are_exchanged_without_a_restart(directory, clock):
     tokens = GivenTokens(directory, clock)
     (directory / "inference").write_text("inference-1\ninference-2\n")
     assert not is_good(tokens, "inference-2")
@@ -58,9 +57,7 @@ def test_keys_are_exchanged_without_a_restart(directory: Path, clock: Clock) -> 
 
 
 @pytest.mark.parametrize("text", ["", " \n", "short\n", "inference-1 k\n", "schlüssel\n", None])
-def test_files_that_break_leave_the_old_keys_and_one_line(
-    text: str | None, directory: Path, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_that_break_leave_the_old_keys_and_one_line(text, directory, clock, caplog):
     tokens = GivenTokens(directory, clock)
     file = directory / "inference"
     file.unlink() if text is None else file.write_text(text)
@@ -72,9 +69,7 @@ def test_files_that_break_leave_the_old_keys_and_one_line(
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_in_place_of_a_file_leaves_the_old_keys(
-    directory: Path, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_pipe_in_place_of_a_file_leaves_the_old_keys(directory, clock, caplog):
     tokens = GivenTokens(directory, clock)
     (directory / "inference").unlink()
     os.mkfifo(directory / "inference")
@@ -83,13 +78,13 @@ def test_a_pipe_in_place_of_a_file_leaves_the_old_keys(
     assert f"{directory}/inference is no file; the old keys stay." in caplog.text
 
 
-def test_a_key_for_both_would_let_everybody_manage(directory: Path) -> None:
+def test_a_key_for_both_would_let_everybody_manage(directory):
     (directory / "inference").write_text("management-1")
     with pytest.raises(ValueError, match="both files"):
         GivenTokens(directory)
 
 
-def test_nobody_renews_them_over_http(directory: Path) -> None:
+def test_nobody_renews_them_over_http(directory):
     tokens = GivenTokens(directory)
     with pytest.raises(InvalidToken, match="token_directory"):
         tokens.renew("inference", "Bearer inference-1")

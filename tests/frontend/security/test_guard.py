@@ -1,12 +1,11 @@
 import json
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 
 from marserve.frontend.errors import ForeignOrigin, InvalidToken
 from marserve.frontend.security.guard import Guard
-from marserve.frontend.security.tokens import Kind, TokenStore
+from marserve.frontend.security.tokens import TokenStore
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,7 @@ from marserve.frontend.security.tokens import Kind, TokenStore
         {"x-forward": "no", "x-real-ip-of": "no", "vial": "no"},
     ],
 )
-def test_programs_of_this_machine_pass(headers: dict[str, str]) -> None:
+def test_programs_of_this_machine_pass(headers):
     Guard(None, local=["management"]).admit("management", headers)
 
 
@@ -46,22 +45,20 @@ def test_programs_of_this_machine_pass(headers: dict[str, str]) -> None:
         {"via": "1.1 proxy"},
     ],
 )
-def test_web_pages_and_proxies_are_refused(headers: dict[str, str]) -> None:
+def test_web_pages_and_proxies_are_refused(headers):
     with pytest.raises(ForeignOrigin):
         Guard(None, local=["management"]).admit("management", headers)
 
 
 @pytest.fixture
-def tokens(tmp_path: Path) -> TokenStore:
+def tokens(tmp_path):
     store = TokenStore(tmp_path / "key_file.json", 60.0)
     store.write()
     return store
 
 
 @pytest.mark.parametrize("kind", ["inference", "management"])
-def test_a_key_that_is_not_needed_is_checked_on_management_only(
-    kind: Kind, tokens: TokenStore
-) -> None:
+def test_a_key_that_is_not_needed_is_checked_on_management_only(kind, tokens):
     guard = Guard(tokens, keyless=True, local=["management"])
     key = json.loads(tokens.path.read_text())[kind]["key"]
     guard.admit(kind, {})
@@ -73,7 +70,7 @@ def test_a_key_that_is_not_needed_is_checked_on_management_only(
             guard.admit(kind, {"authorization": wrong})
 
 
-def test_without_browsers_only_forwarding_headers_are_foreign() -> None:
+def test_without_browsers_only_forwarding_headers_are_foreign():
     guard = Guard(None, local=["management"], browsers=False)
     guard.admit("management", {"host": "any", "origin": "http://any"})
     with pytest.raises(ForeignOrigin, match="x-real-ip"):

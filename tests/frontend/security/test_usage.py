@@ -4,13 +4,12 @@ import asyncio
 
 import pytest
 
-from marserve.frontend.aio.long_work import Steps
 from marserve.frontend.errors import TooMuchInFlight
 from marserve.frontend.security.usage import RequestMemory, Usage
 
 
-def test_bytes_are_refused_beyond_a_limit_and_counted_exactly() -> None:
-    reached: list[str] = []
+def test_bytes_are_refused_beyond_a_limit_and_counted_exactly():
+    reached = []
     usage = Usage(100, 60, lambda limit, _what: reached.append(limit))
     one, other = usage.client("1.1.1.1"), usage.client("2.2.2.2")
     usage.hold(one, 60)
@@ -23,7 +22,7 @@ def test_bytes_are_refused_beyond_a_limit_and_counted_exactly() -> None:
     assert (usage.bytes, one.bytes, other.bytes) == (100, 60, 40)
 
 
-def test_answers_are_never_refused_but_fill_a_listener() -> None:
+def test_answers_are_never_refused_but_fill_a_listener():
     usage = Usage(100)
     client = usage.client("1.1.1.1")
     usage.add(client, 101)
@@ -34,7 +33,7 @@ def test_answers_are_never_refused_but_fill_a_listener() -> None:
     assert not usage.is_full
 
 
-def test_connections_from_one_address_share_what_they_use() -> None:
+def test_connections_from_one_address_share_what_they_use():
     usage = Usage()
     client = usage.client("1.1.1.1")
     client.connections += 1
@@ -43,14 +42,14 @@ def test_connections_from_one_address_share_what_they_use() -> None:
     assert usage.client("1.1.1.1").connections == 0
 
 
-def test_clients_at_a_unix_socket_have_the_limit_of_the_listener_only() -> None:
+def test_clients_at_a_unix_socket_have_the_limit_of_the_listener_only():
     usage = Usage(100, 10)
     client = usage.client("")
     usage.hold(client, 50)
     assert usage.client("") is not client
 
 
-def test_a_client_knows_what_share_of_its_limits_is_used() -> None:
+def test_a_client_knows_what_share_of_its_limits_is_used():
     usage = Usage(100, 50)
     one, other = usage.client("1.1.1.1"), usage.client("2.2.2.2")
     usage.add(one, 40)
@@ -58,7 +57,7 @@ def test_a_client_knows_what_share_of_its_limits_is_used() -> None:
     assert Usage().share(one) == 0.0
 
 
-def test_the_memory_of_a_request_is_released_at_its_end() -> None:
+def test_the_memory_of_a_request_is_released_at_its_end():
     usage = Usage(100)
     client = usage.client("1.1.1.1")
     memory = RequestMemory(usage, client)
@@ -71,7 +70,7 @@ def test_the_memory_of_a_request_is_released_at_its_end() -> None:
     assert (usage.bytes, client.bytes, memory.bytes) == (0, 0, 0)
 
 
-def test_an_answer_may_exceed_a_limit_and_keeps_others_out() -> None:
+def test_an_answer_may_exceed_a_limit_and_keeps_others_out():
     usage = Usage(100_000)
     first, second = (RequestMemory(usage, usage.client(each)) for each in ("1.1.1.1", "2.2.2.2"))
     first.hold_answer(200_000)
@@ -86,7 +85,7 @@ def test_an_answer_may_exceed_a_limit_and_keeps_others_out() -> None:
     second.hold_answer(200_000)
 
 
-def test_a_vital_request_may_have_a_small_body_and_any_answer() -> None:
+def test_a_vital_request_may_have_a_small_body_and_any_answer():
     usage = Usage(100_000)
     other, memory = (RequestMemory(usage, usage.client("1.1.1.1")) for _ in range(2))
     other.hold_answer(200_000)
@@ -101,7 +100,7 @@ def test_a_vital_request_may_have_a_small_body_and_any_answer() -> None:
         memory.hold(1000)  # of the next request
 
 
-def test_nothing_is_counted_for_a_client_that_has_left() -> None:
+def test_nothing_is_counted_for_a_client_that_has_left():
     usage = Usage(100)
     memory = RequestMemory(usage, usage.client("1.1.1.1"))
     memory.hold(60)
@@ -112,10 +111,10 @@ def test_nothing_is_counted_for_a_client_that_has_left() -> None:
     assert (usage.bytes, memory.bytes) == (0, 0)
 
 
-def test_what_work_adds_to_memory_is_counted_and_limited() -> None:
-    closed: list[bool] = []
+def test_what_work_adds_to_memory_is_counted_and_limited():
+    closed = []
 
-    def grow(pieces: int) -> Steps[str]:
+    def grow(pieces):
         try:
             for _ in range(pieces):
                 yield 30
@@ -123,7 +122,7 @@ def test_what_work_adds_to_memory_is_counted_and_limited() -> None:
             closed.append(True)
         return "done"
 
-    async def scenario() -> None:
+    async def scenario():
         usage = Usage(100)
         memory = RequestMemory(usage, usage.client("1.1.1.1"))
         assert await memory.run(grow(2)) == "done"

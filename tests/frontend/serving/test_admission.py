@@ -2,12 +2,12 @@ import asyncio
 import gc
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 
-from marserve.backend.protocol import LoadFailure, Predict, Prediction, Reply
+from marserve.backend.protocol import LoadFailure, Prediction, Reply
 from marserve.frontend.errors import (
     ModelNotFound,
     NoWorker,
@@ -24,15 +24,8 @@ Call = Callable[..., Any]
 @pytest.mark.parametrize(
     ("by_version", "named"), [(True, 'Model "m" Version 1.0" has'), (False, 'Model "m" has')]
 )
-def test_without_a_worker_there_is_no_waiting(
-    by_version: bool,
-    named: str,
-    run: Call,
-    fakes: ModuleType,
-    serve_model: Call,
-    ask: Call,
-) -> None:
-    async def scenario() -> None:
+def test_without_a_worker_there_is_no_waiting(by_version, named, run, serve_model, ask):
+    async def scenario():
         async with serve_model(workers=0) as model:
             with pytest.raises(NoWorker, match=f"^{named} no worker to serve inference request"):
                 await ask(model, by_version=by_version)
@@ -40,10 +33,8 @@ def test_without_a_worker_there_is_no_waiting(
     run(scenario())
 
 
-def test_a_full_queue_refuses_the_next_and_takes_it_when_there_is_room(
-    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
-) -> None:
-    async def scenario() -> None:
+def test_a_full_queue_refuses_the_next_and_takes_it_when_there_is_room(run, serve_model, ask):
+    async def scenario():
         async with serve_model(fakes.Life(seconds=1.0), batching={"queue_size": 2}) as model:
             accepted = [ask(model) for _ in range(3)]
             await fakes.drain_loop()
@@ -56,12 +47,10 @@ def test_a_full_queue_refuses_the_next_and_takes_it_when_there_is_room(
     run(scenario())
 
 
-def test_an_async_model_refuses_when_its_queue_is_full(
-    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
-) -> None:
+def test_an_async_model_refuses_when_its_queue_is_full(run, serve_model, ask):
     limits = {"asynchronous": True, "outstanding_batches": 2, "batching": {"queue_size": 3}}
 
-    async def scenario() -> None:
+    async def scenario():
         async with serve_model(fakes.Life(seconds=1.0), **limits) as model:
             accepted = [ask(model) for _ in range(2)]
             await fakes.drain_loop()
@@ -74,14 +63,8 @@ def test_an_async_model_refuses_when_its_queue_is_full(
     run(scenario())
 
 
-def test_rows_beyond_the_capacity_are_queued_in_pieces(
-    run: Call,
-    fakes: ModuleType,
-    serve_model: Call,
-    answers_to: Call,
-    ask: Call,
-) -> None:
-    async def scenario() -> None:
+def test_rows_beyond_the_capacity_are_queued_in_pieces(run, serve_model, answers_to, ask):
+    async def scenario():
         async with serve_model(fakes.Life(seconds=1.0), batching={"queue_size": 4}) as model:
             first = ask(model)
             await fakes.drain_loop()
@@ -100,10 +83,8 @@ def test_rows_beyond_the_capacity_are_queued_in_pieces(
     run(scenario())
 
 
-def test_a_request_that_waits_too_long_expires_and_gives_its_seat_back(
-    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, ask: Call
-) -> None:
-    async def scenario() -> None:
+def test_a_request_that_waits_too_long_expires_and_gives_its_seat_back(run, loop, serve_model, ask):
+    async def scenario():
         async with serve_model(fakes.Life(seconds=9.0), client_timeout=2.0) as model:
             began = loop.time()
             waiting = [ask(model) for _ in range(2)]
@@ -116,14 +97,8 @@ def test_a_request_that_waits_too_long_expires_and_gives_its_seat_back(
     run(scenario())
 
 
-def test_rows_expire_together(
-    run: Call,
-    loop: Any,
-    fakes: ModuleType,
-    serve_model: Call,
-    answers_to: Call,
-) -> None:
-    async def scenario() -> None:
+def test_rows_expire_together(run, loop, serve_model, answers_to):
+    async def scenario():
         async with serve_model(fakes.Life(seconds=9.0), client_timeout=2.0) as model:
             began = loop.time()
             with pytest.raises(RequestExpired, match="clientTimeoutInMills=2000"):
@@ -143,14 +118,9 @@ def test_rows_expire_together(
     ],
 )
 def test_a_request_that_took_too_long_to_read_reaches_no_worker(
-    run: Call,
-    loop: Any,
-    fakes: ModuleType,
-    serve_model: Call,
-    options: dict[str, Any],
-    whose: str,
-) -> None:
-    async def scenario() -> None:
+    run, loop, serve_model, options, whose
+):
+    async def scenario():
         async with serve_model(client_timeout=2.0) as model:
             arrived = loop.time() - 2.0
             request = fakes.make_request(fakes.make_input(b"x"), arrived, **options)
@@ -164,10 +134,8 @@ def test_a_request_that_took_too_long_to_read_reaches_no_worker(
     run(scenario())
 
 
-def test_when_the_last_worker_gives_up_those_who_wait_are_answered(
-    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
-) -> None:
-    async def scenario() -> None:
+def test_when_the_last_worker_gives_up_those_who_wait_are_answered(run, serve_model, ask):
+    async def scenario():
         lives = [fakes.Life(predict=["die"], seconds=1.0)]
         async with serve_model(*lives, max_retry_timeout=0) as model:
             results = await asyncio.gather(*(ask(model) for _ in range(3)), return_exceptions=True)
@@ -179,12 +147,12 @@ def test_when_the_last_worker_gives_up_those_who_wait_are_answered(
 
 
 def test_a_model_that_cannot_be_loaded_again_refuses_with_the_reason_until_it_can(
-    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
-) -> None:
+    run, serve_model, ask
+):
     why = "Its worker has failed: ValueError: no weights"
     broken = fakes.Life(load=LoadFailure(500, "ValueError: no weights"))
 
-    async def scenario() -> None:
+    async def scenario():
         async with serve_model(fakes.Life(), broken, broken, fakes.Life()) as model:
             launcher = model._host.launcher
             launcher.workers[0].crash()
@@ -206,12 +174,10 @@ def test_a_model_that_cannot_be_loaded_again_refuses_with_the_reason_until_it_ca
     run(scenario())
 
 
-def test_a_worker_that_can_serve_is_enough_to_take_requests(
-    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
-) -> None:
+def test_a_worker_that_can_serve_is_enough_to_take_requests(run, serve_model, ask):
     broken = fakes.Life(load=LoadFailure(500, "ValueError: no weights"))
 
-    async def scenario() -> None:
+    async def scenario():
         async with serve_model(fakes.Life(), broken) as model:
             [second], _ = model.workers.resize(2, 2)
             assert await second.first_outcome() is not None
@@ -223,10 +189,8 @@ def test_a_worker_that_can_serve_is_enough_to_take_requests(
     run(scenario())
 
 
-def test_draining_waits_for_those_who_are_in_and_refuses_others(
-    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, ask: Call
-) -> None:
-    async def scenario() -> None:
+def test_draining_waits_for_those_who_are_in_and_refuses_others(run, loop, serve_model, ask):
+    async def scenario():
         async with serve_model(fakes.Life(seconds=1.0)) as model:
             inside = [ask(model, body) for body in (b"a", b"b")]
             await fakes.drain_loop()
@@ -241,10 +205,8 @@ def test_draining_waits_for_those_who_are_in_and_refuses_others(
     run(scenario())
 
 
-def test_draining_gave_those_up_whose_worker_was_just_being_replaced(
-    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
-) -> None:
-    async def scenario() -> None:
+def test_draining_gave_those_up_whose_worker_was_just_being_replaced(run, serve_model, ask):
+    async def scenario():
         lives = fakes.Life(predict=["die"]), fakes.Life(start_seconds=5.0)
         async with serve_model(*lives) as model:
             inside = [ask(model, body) for body in (b"a", b"b")]
@@ -257,9 +219,9 @@ def test_draining_gave_those_up_whose_worker_was_just_being_replaced(
 
 
 def test_draining_does_not_wait_for_a_worker_that_has_never_loaded_its_model(
-    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, ask: Call
-) -> None:
-    async def scenario() -> None:
+    run, loop, serve_model, ask
+):
+    async def scenario():
         async with serve_model(fakes.Life(load="hang"), workers=0) as model:
             model.workers.resize(1, 1)
             await asyncio.sleep(1.0)
@@ -273,10 +235,8 @@ def test_draining_does_not_wait_for_a_worker_that_has_never_loaded_its_model(
     run(scenario())
 
 
-def test_draining_does_not_outlast_its_time(
-    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, ask: Call
-) -> None:
-    async def scenario() -> None:
+def test_draining_does_not_outlast_its_time(run, loop, serve_model, ask):
+    async def scenario():
         async with serve_model(fakes.Life(seconds=9.0)) as model:
             inside = [ask(model) for _ in range(2)]
             await fakes.drain_loop()
@@ -291,10 +251,10 @@ def test_draining_does_not_outlast_its_time(
 
 
 def test_requests_that_found_a_version_which_has_left_go_to_its_successor(
-    run: Call, fakes: ModuleType, serve_model: Call, ask: Call, answers_to: Call
-) -> None:
-    async def scenario() -> None:
-        def answer(predict: Predict) -> Reply:
+    run, serve_model, ask, answers_to
+):
+    async def scenario():
+        def answer(predict):
             return Reply(predictions=[Prediction(b"new") for _ in predict.inputs])
 
         async with serve_model() as old, serve_model(fakes.Life(predict=[answer])) as new:

@@ -11,7 +11,7 @@ def lines_of(*texts: str, only: tuple[str, ...] = ()) -> list[str]:
     return result_of(engine_lines(pages, only))
 
 
-def test_samples_get_labels_and_the_rest_is_left_out() -> None:
+def test_samples_get_labels_and_the_rest_is_left_out():
     found = lines_of('# HELP a:b\na:b{x="1"} 1.5 7\nplain 2\n\na:c 3', "a:b NaN\n")
     assert found == [
         'a:b{registered_model="0",x="1"} 1.5\n',
@@ -24,8 +24,8 @@ def test_samples_get_labels_and_the_rest_is_left_out() -> None:
 @pytest.mark.parametrize(
     "text", ["\n" * 1000, "a:b 1\n" * 1000, 'a:b{x="' + "y" * 10**6 + '"} 1\na:c 2'], ids=len
 )
-def test_any_page_is_read_in_small_steps(text: str) -> None:
-    steps: list[int] = []
+def test_any_page_is_read_in_small_steps(text):
+    steps = []
     found = result_of(engine_lines([EnginePage("", text)]), steps.append)
     assert len(steps) == 1 + len(text.splitlines())
     assert steps[0] == len(text)

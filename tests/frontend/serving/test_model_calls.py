@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.protocol import Call, Part, Piece, Prediction, Reply
@@ -47,18 +47,17 @@ def call(model: str = "m", body: bytes = b"x", **members: Any) -> Call:
 class Calls:
     """`ModelCalls` over one model ``m``, and what is said to have called it."""
 
-    def __init__(self, model: Any, fakes: ModuleType, **limits: int) -> None:
+    def __init__(self, model: Any, **limits: int) -> None:
         registry = ModelRegistry()
         if model is not None:
             registry.add(model)
         limits = {"max_request_bytes": 100, "max_answer_bytes": 100, "max_bytes": 150, **limits}
         self.of = ModelCalls(registry, **limits)
-        self.fakes = fakes
         self.reads = True
         self.unread: list[Callable[[], object]] = []
 
     def job(self, **members: Any) -> Job:
-        return Job(self.fakes.make_input(id_="caller"), 0.0, lambda _answer: None, **members)
+        return Job(fakes.make_input(id_="caller"), 0.0, lambda _answer: None, **members)
 
     def begin(self, caller: Job | None = None, name: str = "a", **members: Any) -> Any:
         """Call the model; returns the future of the answer, and the ticket."""
@@ -81,12 +80,10 @@ class Calls:
 NOTHING: tuple[Any, ...] = ({}, {}, 0)
 
 
-def test_a_call_is_answered_by_the_model_and_leaves_nothing(
-    run: Callable[..., Any], serve_model: Callable[..., Any], fakes: ModuleType
-) -> None:
-    async def scenario() -> None:
+def test_a_call_is_answered_by_the_model_and_leaves_nothing(run, serve_model):
+    async def scenario():
         async with serve_model() as model:
-            calls = Calls(model, fakes)
+            calls = Calls(model)
             answer, ticket = calls.begin(body=b"hello")
             assert calls.leftovers != NOTHING
             assert (await answer).body == b"hello"
@@ -97,14 +94,12 @@ def test_a_call_is_answered_by_the_model_and_leaves_nothing(
     run(scenario())
 
 
-def test_time_priority_and_id_are_inherited(
-    run: Callable[..., Any], serve_model: Callable[..., Any], fakes: ModuleType
-) -> None:
-    seen: list[Any] = []
+def test_time_priority_and_id_are_inherited(run, serve_model):
+    seen = []
 
-    async def scenario() -> None:
+    async def scenario():
         async with serve_model() as model:
-            calls = Calls(model, fakes)
+            calls = Calls(model)
             put = model.batcher.put
             model.batcher.put = lambda job, **_: (seen.append(job), put(job))
             now = time.monotonic()
@@ -128,12 +123,10 @@ def test_time_priority_and_id_are_inherited(
     run(scenario())
 
 
-def test_a_call_without_time_left_is_refused(
-    run: Callable[..., Any], serve_model: Callable[..., Any], fakes: ModuleType
-) -> None:
-    async def scenario() -> None:
+def test_a_call_without_time_left_is_refused(run, serve_model):
+    async def scenario():
         async with serve_model() as model:
-            calls = Calls(model, fakes)
+            calls = Calls(model)
             with pytest.raises(RequestExpired):
                 calls.begin(calls.job(deadline=time.monotonic() - 1))
             assert calls.leftovers == NOTHING
@@ -141,15 +134,10 @@ def test_a_call_without_time_left_is_refused(
     run(scenario())
 
 
-def test_a_model_that_waits_for_the_call_is_not_called(
-    run: Callable[..., Any],
-    serve_model: Callable[..., Any],
-    fakes: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario() -> None:
+def test_a_model_that_waits_for_the_call_is_not_called(run, serve_model, monkeypatch):
+    async def scenario():
         async with serve_model(fakes.Life(predict=["hang"])) as model:
-            calls = Calls(model, fakes)
+            calls = Calls(model)
             with pytest.raises(CyclicCall, match=r"itself: m 1\.0 -> m 1\.0"):
                 calls.begin(name="m")
             _, first = calls.begin(name="a")
@@ -165,16 +153,14 @@ def test_a_model_that_waits_for_the_call_is_not_called(
     run(scenario())
 
 
-def test_models_that_wait_for_each_other_do_so_only_while_there_is_room(
-    run: Callable[..., Any], serve_model: Callable[..., Any], fakes: ModuleType
-) -> None:
-    async def scenario() -> None:
+def test_models_that_wait_for_each_other_do_so_only_while_there_is_room(run, serve_model):
+    async def scenario():
         async with AsyncExitStack() as opened:
             hanging = fakes.Life(predict=["hang"])
             model = await opened.enter_async_context(
                 serve_model(hanging, asynchronous=True, outstanding_batches=1)
             )
-            calls = Calls(model, fakes)
+            calls = Calls(model)
             assert model.has_capacity
             waiting = [calls.begin()[1]]  # a waits for m …
             await fakes.drain_loop()
@@ -191,12 +177,10 @@ def test_models_that_wait_for_each_other_do_so_only_while_there_is_room(
     run(scenario())
 
 
-def test_calls_are_bounded_in_size(
-    run: Callable[..., Any], serve_model: Callable[..., Any], fakes: ModuleType
-) -> None:
-    async def scenario() -> None:
+def test_calls_are_bounded_in_size(run, serve_model):
+    async def scenario():
         async with serve_model(fakes.Life(predict=["hang"])) as model:
-            calls = Calls(model, fakes)
+            calls = Calls(model)
             with pytest.raises(PayloadTooLarge):
                 calls.begin(body=bytes(101))
             _, first = calls.begin(body=bytes(100))
@@ -211,17 +195,12 @@ def test_calls_are_bounded_in_size(
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
-def test_answers_count_until_the_caller_has_read_them(
-    run: Callable[..., Any],
-    serve_model: Callable[..., Any],
-    fakes: ModuleType,
-    in_pieces: bool,
-) -> None:
+def test_answers_count_until_the_caller_has_read_them(run, serve_model, in_pieces):
     answers = [pieces(bytes(50), bytes(50)) for _ in range(3)] if in_pieces else []
 
-    async def scenario() -> None:
+    async def scenario():
         async with serve_model(fakes.Life(predict=answers)) as model:
-            calls = Calls(model, fakes)
+            calls = Calls(model)
             calls.reads = False
             body = b"" if in_pieces else bytes(100)
             assert len((await calls.begin(body=body)[0]).body) == 100
@@ -239,12 +218,10 @@ def test_answers_count_until_the_caller_has_read_them(
     run(scenario())
 
 
-def test_a_cancelled_call_gives_up_its_place(
-    run: Callable[..., Any], serve_model: Callable[..., Any], fakes: ModuleType
-) -> None:
-    async def scenario() -> None:
+def test_a_cancelled_call_gives_up_its_place(run, serve_model):
+    async def scenario():
         async with serve_model(fakes.Life(predict=["hang"])) as model:
-            calls = Calls(model, fakes)
+            calls = Calls(model)
             begun = [calls.begin() for _ in range(3)]
             assert (model.pending, len(model.queue)) == (3, 2)
             for answer, ticket in begun:
@@ -266,15 +243,13 @@ def pieces(*bodies: bytes) -> list[Piece | Reply]:
     ]
 
 
-def test_an_answer_in_pieces_comes_whole(
-    run: Callable[..., Any], serve_model: Callable[..., Any], fakes: ModuleType
-) -> None:
-    async def scenario() -> None:
+def test_an_answer_in_pieces_comes_whole(run, serve_model):
+    async def scenario():
         lives = fakes.Life(
             predict=[pieces(b"a", b"b", b"c"), pieces(bytes(60), bytes(60)), b"junk"]
         )
         async with serve_model(lives) as model:
-            calls = Calls(model, fakes)
+            calls = Calls(model)
             answer, _ = calls.begin()
             assert await answer == Prediction(b"abc", headers={"k": "v"})
             answer, _ = calls.begin()
@@ -284,20 +259,18 @@ def test_an_answer_in_pieces_comes_whole(
     run(scenario())
 
 
-def test_an_answer_in_pieces_that_breaks_off_or_is_cancelled(
-    run: Callable[..., Any], serve_model: Callable[..., Any], fakes: ModuleType
-) -> None:
-    async def scenario() -> None:
+def test_an_answer_in_pieces_that_breaks_off_or_is_cancelled(run, serve_model):
+    async def scenario():
         first = pieces(b"a", b"b")[0]
         failed = [first, Piece(code=503, message="It broke."), Reply(503, "It broke.")]
         async with serve_model(fakes.Life(predict=[failed, [first]])) as model:
-            calls = Calls(model, fakes)
+            calls = Calls(model)
             answer, _ = calls.begin()
             assert str(await answer) == "The answer was broken off: It broke."
             answer, _ = calls.begin(timeout=1.0)
             assert str(await answer) == "The answer was not complete in time."
         async with serve_model(fakes.Life(predict=[[first]])) as model:
-            calls = Calls(model, fakes)
+            calls = Calls(model)
             answer, ticket = calls.begin()
             await fakes.drain_loop()
             assert ticket._reading is not None
@@ -309,12 +282,10 @@ def test_an_answer_in_pieces_that_breaks_off_or_is_cancelled(
     run(scenario())
 
 
-def test_calls_are_served_while_the_server_stops_and_not_by_a_model_that_is_gone(
-    run: Callable[..., Any], serve_model: Callable[..., Any], fakes: ModuleType
-) -> None:
-    async def scenario() -> None:
+def test_calls_are_served_while_the_server_stops_and_not_by_a_model_that_is_gone(run, serve_model):
+    async def scenario():
         async with serve_model() as model:
-            calls = Calls(model, fakes)
+            calls = Calls(model)
             model.admission.refusal = ServerStopping
             answer, _ = calls.begin(body=b"still")
             assert (await answer).body == b"still"

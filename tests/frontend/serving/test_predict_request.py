@@ -3,9 +3,9 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 from steps import page_of, result_of
 
@@ -22,7 +22,6 @@ from marserve.frontend.operations.describe import customized_metadata
 from marserve.frontend.security.usage import RequestMemory
 from marserve.frontend.serving.model_version import ModelVersion
 from marserve.frontend.serving.predict_request import (
-    JointAnswer,
     PredictRequest,
     RequestOptions,
 )
@@ -35,10 +34,8 @@ Call = Callable[..., Any]
 PIECE = Piece([Prediction(b"piece")], [0])
 
 
-def test_a_request_gets_its_prediction(
-    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
-) -> None:
-    async def scenario() -> None:
+def test_a_request_gets_its_prediction(run, serve_model, ask):
+    async def scenario():
         async with serve_model() as model:
             assert (await ask(model, b"cat")).body == b"cat"
             assert model.pending == 0
@@ -49,15 +46,8 @@ def test_a_request_gets_its_prediction(
 @pytest.mark.parametrize(
     ("answer", "error"), [(Reply(503, "no"), PredictionFailed), ("die", WorkerDied)]
 )
-def test_what_becomes_of_a_batch_becomes_of_its_requests(
-    answer: Any,
-    error: type[Exception],
-    run: Call,
-    fakes: ModuleType,
-    serve_model: Call,
-    ask: Call,
-) -> None:
-    async def scenario() -> None:
+def test_what_becomes_of_a_batch_becomes_of_its_requests(answer, error, run, serve_model, ask):
+    async def scenario():
         async with serve_model(fakes.Life(predict=[answer])) as model:
             with pytest.raises(error):
                 await ask(model)
@@ -66,10 +56,8 @@ def test_what_becomes_of_a_batch_becomes_of_its_requests(
     run(scenario())
 
 
-def test_a_client_that_leaves_gives_its_seat_back(
-    run: Call, fakes: ModuleType, serve_model: Call, ask: Call
-) -> None:
-    async def scenario() -> None:
+def test_a_client_that_leaves_gives_its_seat_back(run, serve_model, ask):
+    async def scenario():
         async with serve_model(fakes.Life(seconds=1.0)) as model:
             [first, second, third] = [ask(model, body) for body in (b"a", b"b", b"c")]
             await fakes.drain_loop()
@@ -82,21 +70,14 @@ def test_a_client_that_leaves_gives_its_seat_back(
 
 
 @pytest.mark.parametrize(("describe", "header"), [(False, None), (True, "True")])
-def test_a_client_cannot_ask_for_a_description_by_its_header(
-    run: Call,
-    fakes: ModuleType,
-    serve_model: Call,
-    describe: bool,
-    header: str | None,
-) -> None:
-    seen: list[Any] = []
+def test_a_client_cannot_ask_for_a_description_by_its_header(run, serve_model, describe, header):
+    seen = []
 
-    def answer(batch: Any) -> Reply:
+    def answer(batch):
         seen.extend(input_.headers.get("describe") for input_ in batch.inputs)
-        reply: Reply = fakes.echo(batch)
-        return reply
+        return fakes.echo(batch)
 
-    async def scenario() -> None:
+    async def scenario():
         async with serve_model(fakes.Life(predict=[answer])) as model:
             input_ = fakes.make_input(**({} if describe else {"describe": "True"}))
             arrived = asyncio.get_running_loop().time()
@@ -106,19 +87,13 @@ def test_a_client_cannot_ask_for_a_description_by_its_header(
     run(scenario())
 
 
-def test_rows_leave_together_and_are_answered_in_order(
-    run: Call,
-    fakes: ModuleType,
-    serve_model: Call,
-    answers_to: Call,
-) -> None:
-    async def scenario() -> None:
-        seen: list[int] = []
+def test_rows_leave_together_and_are_answered_in_order(run, serve_model, answers_to):
+    async def scenario():
+        seen = []
 
-        def answer(batch: Any) -> Reply:
+        def answer(batch):
             seen.append(len(batch.inputs))
-            reply: Reply = fakes.echo(batch)
-            return reply
+            return fakes.echo(batch)
 
         async with serve_model(fakes.Life(predict=[answer]), batching={"size": 4}) as model:
             rows = [b"%d" % number for number in range(10)]
@@ -134,15 +109,9 @@ def test_rows_leave_together_and_are_answered_in_order(
     ("answer", "error"), [(Reply(503, "no"), PredictionFailed), ("die", WorkerDied)]
 )
 def test_a_row_that_fails_leaves_none_of_the_others(
-    answer: Any,
-    error: type[Exception],
-    retries: bool,
-    run: Call,
-    fakes: ModuleType,
-    serve_model: Call,
-    answers_to: Call,
-) -> None:
-    async def scenario() -> None:
+    answer, error, retries, run, serve_model, answers_to
+):
+    async def scenario():
         batching = {"size": 3, "isolates": retries, "retries": retries}
         async with serve_model(fakes.Life(predict=[answer]), batching=batching) as model:
             with pytest.raises(error):
@@ -154,13 +123,8 @@ def test_a_row_that_fails_leaves_none_of_the_others(
     run(scenario())
 
 
-def test_a_client_that_leaves_gives_the_seats_of_its_rows_back(
-    run: Call,
-    fakes: ModuleType,
-    serve_model: Call,
-    answers_to: Call,
-) -> None:
-    async def scenario() -> None:
+def test_a_client_that_leaves_gives_the_seats_of_its_rows_back(run, serve_model, answers_to):
+    async def scenario():
         async with serve_model(fakes.Life(seconds=1.0)) as model:
             waiting = asyncio.ensure_future(answers_to(model, *[b"x"] * 3))
             await asyncio.sleep(1.5)
@@ -183,19 +147,17 @@ def test_a_client_that_leaves_gives_the_seats_of_its_rows_back(
         ),
     ],
 )
-def test_the_first_row_that_is_not_200_speaks_for_all(
-    run: Call, fakes: ModuleType, serve_model: Call, first: Any, found: Any
-) -> None:
+def test_the_first_row_that_is_not_200_speaks_for_all(run, serve_model, first, found):
     """The first in order: the other row has failed a second before."""
 
-    async def scenario() -> None:
+    async def scenario():
         lives = [
             fakes.Life(predict=[first], seconds=2.0),
             fakes.Life(predict=[Reply(503, "later")]),
         ]
         async with serve_model(*lives, workers=2) as model:
             request = fakes.make_request(fakes.make_input(b"x"))
-            answers: list[JointAnswer] = []
+            answers = []
             rows = result_of(jobs_of(request, [request.input] * 3))
             model.submit_all(request, rows, answers.append)
             await asyncio.sleep(5.0)
@@ -209,17 +171,15 @@ def test_the_first_row_that_is_not_200_speaks_for_all(
     run(scenario())
 
 
-def test_the_pieces_of_a_later_row_do_not_wait_in_memory_for_the_first(
-    run: Call, fakes: ModuleType, serve_model: Call
-) -> None:
-    async def scenario() -> None:
+def test_the_pieces_of_a_later_row_do_not_wait_in_memory_for_the_first(run, serve_model):
+    async def scenario():
         lives = [
             fakes.Life(predict=[Reply(predictions=[Prediction(b"1")])], seconds=2.0),
             fakes.Life(predict=[[PIECE] * 3]),  # and it never ends
         ]
         async with serve_model(*lives, workers=2) as model:
             request = fakes.make_request(fakes.make_input(b"x"))
-            answers: list[JointAnswer] = []
+            answers = []
             rows = result_of(jobs_of(request, [request.input] * 2))
             model.submit_all(request, rows, answers.append)
             await asyncio.sleep(1.0)
@@ -251,12 +211,10 @@ class WatchedInput(Input):
     """An input that may be referred to weakly."""
 
 
-def test_nothing_is_answered_before_the_request_is_submitted(
-    run: Call, fakes: ModuleType, serve_model: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_answered_before_the_request_is_submitted(run, serve_model, monkeypatch):
     """The batcher may refuse it at once, and its transport does not have the ticket yet."""
 
-    async def scenario() -> None:
+    async def scenario():
         async with serve_model() as model:
             refusal = Overloaded(1.0)
             monkeypatch.setattr(model.batcher, "put", lambda job, **_: job.fail(refusal))
@@ -269,10 +227,8 @@ def test_nothing_is_answered_before_the_request_is_submitted(
     run(scenario())
 
 
-def test_a_ticket_can_be_cancelled_at_any_time(
-    run: Call, fakes: ModuleType, serve_model: Call
-) -> None:
-    async def scenario() -> None:
+def test_a_ticket_can_be_cancelled_at_any_time(run, serve_model):
+    async def scenario():
         async with serve_model(fakes.Life(seconds=1.0)) as model:
             answered, running, waiting = (Transport(model, fakes.make_input()) for _ in range(3))
             await asyncio.sleep(1.5)
@@ -292,13 +248,11 @@ def test_a_ticket_can_be_cancelled_at_any_time(
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_stream_is_pending_until_it_is_closed(
-    run: Call, fakes: ModuleType, serve_model: Call, leaves: bool
-) -> None:
+def test_a_stream_is_pending_until_it_is_closed(run, serve_model, leaves):
     metrics = Metrics("host")
     last = Reply(predictions=[Prediction(b"last")])
 
-    async def scenario() -> None:
+    async def scenario():
         async with serve_model(fakes.Life(predict=[[PIECE, last]]), metrics=metrics) as model:
             transport = Transport(model, fakes.make_input(), options=RequestOptions(timeout=1.0))
             await asyncio.sleep(5.0)  # the first piece was in time
@@ -329,16 +283,14 @@ def test_a_stream_is_pending_until_it_is_closed(
         ("workers end", "no_worker"),
     ],
 )
-def test_nothing_is_left_of_a_request_for_the_garbage_collector(
-    run: Call, fakes: ModuleType, serve_model: Call, ending: str, reason: str | None
-) -> None:
+def test_nothing_is_left_of_a_request_for_the_garbage_collector(run, serve_model, ending, reason):
     """What a server collects it collects rarely, and all requests wait meanwhile."""
     metrics = Metrics("host")
     last = Reply(predictions=[Prediction(b"last")])
     replies = {"failed": Reply(503, "no"), "streamed": [PIECE, last]}
     labels = {"model_name": "m", "model_version": "1.0", "hostname": "host", "reason": reason}
 
-    async def scenario() -> None:
+    async def scenario():
         life = fakes.Life(predict=[fakes.echo, replies.get(ending, fakes.echo)], seconds=2.0)
         async with serve_model(life, metrics=metrics) as model:
             ahead = Transport(model, fakes.make_input())
@@ -370,13 +322,11 @@ def test_nothing_is_left_of_a_request_for_the_garbage_collector(
         gc.enable()
 
 
-def test_a_description_leaves_no_timer_behind_and_is_not_counted(
-    run: Call, fakes: ModuleType, serve_model: Call
-) -> None:
+def test_a_description_leaves_no_timer_behind_and_is_not_counted(run, serve_model):
     """It had two, of which only one was cancelled: the other kept the request for its time."""
     metrics = Metrics("host")
 
-    async def scenario() -> None:
+    async def scenario():
         life = fakes.Life(predict=[Reply(predictions=[Prediction(b'{"a": 1}')])])
         async with serve_model(life, metrics=metrics, client_timeout=50.0) as model:
             input_ = WatchedInput("id", {}, [])
@@ -399,9 +349,9 @@ def test_a_description_leaves_no_timer_behind_and_is_not_counted(
     [(0.0, "did not describe its model within responseTimeout"), (5.0, "clientTimeoutInMills")],
 )
 def test_a_description_has_the_time_that_a_batch_has(
-    run: Call, loop: Any, fakes: ModuleType, serve_model: Call, client_timeout: float, message: str
-) -> None:
-    async def scenario() -> None:
+    run, loop, serve_model, client_timeout, message
+):
+    async def scenario():
         life = fakes.Life(seconds=60.0)
         changes = {"client_timeout": client_timeout, "response_timeout": 20.0}
         async with serve_model(life, **changes) as model:

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ def stand_in(name: str, version: str) -> Any:
     return SimpleNamespace(name=name, version=version)
 
 
-def test_the_first_version_is_the_default_until_another_is_chosen() -> None:
+def test_the_first_version_is_the_default_until_another_is_chosen():
     registry = ModelRegistry()
     first, second = stand_in("m", "1"), stand_in("m", "2")
     registry.add(first)
@@ -31,12 +30,12 @@ def test_the_first_version_is_the_default_until_another_is_chosen() -> None:
     assert registry.default("x") is None
 
 
-def test_an_index_is_made_once_until_the_models_change() -> None:
+def test_an_index_is_made_once_until_the_models_change():
     """A name of OpenAI's API that no model has was searched in all models for each request."""
     registry = ModelRegistry()
-    made: list[int] = []
+    made = []
 
-    def count(models: ModelRegistry) -> list[Any]:
+    def count(models):
         made.append(len(list(models)))
         return [model.version for model in models.defaults()]
 
@@ -53,7 +52,7 @@ def test_an_index_is_made_once_until_the_models_change() -> None:
     assert made == [1, 2, 2, 2, 1]
 
 
-def test_models_are_listed_by_name_and_versions_by_version() -> None:
+def test_models_are_listed_by_name_and_versions_by_version():
     registry = ModelRegistry()
     models = {key: stand_in(*key) for key in [("b", "1"), ("a", "2"), ("a", "1"), ("a", "10")]}
     for model in models.values():
@@ -76,16 +75,14 @@ def test_models_are_listed_by_name_and_versions_by_version() -> None:
         (lambda r: r.add(stand_in("m", "1")), VersionConflict, "version 1 is already registered"),
     ],
 )
-def test_what_is_not_there_or_there_already_is_refused(
-    call: Callable[[ModelRegistry], Any], error: type[Exception], message: str
-) -> None:
+def test_what_is_not_there_or_there_already_is_refused(call, error, message):
     registry = ModelRegistry()
     registry.add(stand_in("m", "1"))
     with pytest.raises(error, match=message):
         call(registry)
 
 
-def test_the_default_leaves_last() -> None:
+def test_the_default_leaves_last():
     registry = ModelRegistry()
     default, other = stand_in("m", "1"), stand_in("m", "2")
     registry.add(default)
@@ -100,7 +97,7 @@ def test_the_default_leaves_last() -> None:
     assert registry.find("m") is other
 
 
-def test_a_version_is_replaced_by_one_of_the_same_name_and_version() -> None:
+def test_a_version_is_replaced_by_one_of_the_same_name_and_version():
     registry = ModelRegistry()
     old, new, late = (stand_in("m", "1") for _ in range(3))
     registry.add(old)
@@ -113,14 +110,14 @@ def test_a_version_is_replaced_by_one_of_the_same_name_and_version() -> None:
         registry.replace(new, late)
 
 
-def test_another_model_of_the_same_name_and_version_is_left_alone() -> None:
+def test_another_model_of_the_same_name_and_version_is_left_alone():
     registry = ModelRegistry()
     registry.add(stand_in("m", "1"))
     registry.remove(stand_in("m", "1"))
     assert len(list(registry)) == 1
 
 
-def test_what_a_catalog_still_brings_is_not_missing_but_not_there_yet() -> None:
+def test_what_a_catalog_still_brings_is_not_missing_but_not_there_yet():
     registry = ModelRegistry()
     registry.add(stand_in("m", "1"))
     registry.catalog_progress = CatalogProgress(awaited=frozenset({"m", "n", "failed"}))

@@ -1,11 +1,9 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.manifest import Manifest
@@ -41,17 +39,15 @@ class Pool(WorkerPool):
 
 
 @pytest.fixture
-def make_pool(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[..., Any]:
+def make_pool(config, tmp_path):
     @asynccontextmanager
-    async def make(
-        *lives: Any, gpus: int = 0, cpu_launcher: bool = False, **changes: Any
-    ) -> AsyncIterator[Pool]:
+    async def make(*lives, gpus=0, cpu_launcher=False, **changes):
         loop = asyncio.get_running_loop()
         settings = resolve_settings({}, {}, {}, config, gpus=gpus, default_workers=1)
         manifest = Manifest(model_name="m", model_version="1.0", handler="h")
         launcher, devices = fakes.FakeLauncher(*lives), DeviceAllocator(gpus)
 
-        def on_closed() -> None:
+        def on_closed():
             pool.last_gone += 1
 
         pool = Pool(
@@ -72,13 +68,13 @@ def make_pool(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[...
 
 
 @pytest.fixture
-def serve_settings(fakes: ModuleType, config: Config, tmp_path: Path) -> Callable[..., Any]:
+def serve_settings(config, tmp_path):
     """A model version without workers, and the launcher of those it will have."""
 
     @asynccontextmanager
-    async def serve(settings: ModelSettings, *lives: Any) -> AsyncIterator[Any]:
+    async def serve(settings, *lives):
         launcher = fakes.FakeLauncher(*lives)
-        model: Any = ModelVersion(
+        model = ModelVersion(
             Archive("m.mar", tmp_path, tmp_path / "root", tmp_path / "m.mar"),
             Manifest(model_name="m", model_version="1.0", handler="h", runtime="python"),
             settings,
@@ -95,10 +91,8 @@ def serve_settings(fakes: ModuleType, config: Config, tmp_path: Path) -> Callabl
     return serve
 
 
-def test_workers_are_started_to_the_minimum_and_taken_out_above_the_maximum(
-    run: Callable[..., Any], make_pool: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_workers_are_started_to_the_minimum_and_taken_out_above_the_maximum(run, make_pool):
+    async def scenario():
         async with make_pool() as pool:
             started, retired = pool.resize(3, 5)
             assert (len(started), retired, len(pool)) == (3, [], 3)
@@ -116,10 +110,8 @@ def test_workers_are_started_to_the_minimum_and_taken_out_above_the_maximum(
     run(scenario())
 
 
-def test_the_end_of_the_last_worker_is_reported_once(
-    run: Callable[..., Any], fakes: ModuleType, make_pool: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_the_end_of_the_last_worker_is_reported_once(run, make_pool):
+    async def scenario():
         async with make_pool() as pool:
             started, _ = pool.resize(2, 2)
             for worker in started:
@@ -131,10 +123,8 @@ def test_the_end_of_the_last_worker_is_reported_once(
     run(scenario())
 
 
-def test_a_pool_is_healthy_with_as_many_healthy_workers_as_its_minimum(
-    run: Callable[..., Any], fakes: ModuleType, make_pool: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_pool_is_healthy_with_as_many_healthy_workers_as_its_minimum(run, make_pool):
+    async def scenario():
         lives = [fakes.Life(), fakes.Life(load=LoadFailure(500, "no"))]
         async with make_pool(*lives, max_retry_timeout=0) as pool:
             assert pool.is_healthy
@@ -157,13 +147,8 @@ def test_a_pool_is_healthy_with_as_many_healthy_workers_as_its_minimum(
         ({"use_gpu": False}, [None, None, None]),
     ],
 )
-def test_gpus_are_dealt_out_and_given_back(
-    changes: dict[str, Any],
-    gpus: list[int | None],
-    run: Callable[..., Any],
-    make_pool: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+def test_gpus_are_dealt_out_and_given_back(changes, gpus, run, make_pool):
+    async def scenario():
         async with make_pool(gpus=2, **changes) as pool:
             started, _ = pool.resize(3, 3)
             assert [worker.gpu_id for worker in started] == gpus
@@ -185,13 +170,9 @@ def parallel(level: int = 2, kind: str = "tp") -> Parallel:
     ("ids", "blocks", "workers"), [(None, [0, 2], [29500, 29502]), ((4, 1, 3), [4], [29500])]
 )
 def test_a_parallel_model_has_as_many_workers_as_there_are_blocks_of_gpus(
-    ids: tuple[int, ...] | None,
-    blocks: list[int],
-    workers: list[int],
-    run: Callable[..., Any],
-    make_pool: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+    ids, blocks, workers, run, make_pool
+):
+    async def scenario():
         async with make_pool(gpus=5, parallel=parallel(), device_ids=ids) as pool:
             started, _ = pool.resize(3, 4)
             assert (pool.min_workers, pool.max_workers) == (len(blocks), len(blocks))
@@ -204,10 +185,8 @@ def test_a_parallel_model_has_as_many_workers_as_there_are_blocks_of_gpus(
     run(scenario())
 
 
-def test_a_parallel_model_without_enough_gpus_has_no_workers(
-    run: Callable[..., Any], make_pool: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_parallel_model_without_enough_gpus_has_no_workers(run, make_pool):
+    async def scenario():
         async with make_pool(gpus=3, parallel=parallel(4)) as pool:
             with pytest.raises(NotEnoughDevices, match="gpu devices for model:m parallelLevel:4"):
                 pool.resize(1, 1)
@@ -216,10 +195,8 @@ def test_a_parallel_model_without_enough_gpus_has_no_workers(
     run(scenario())
 
 
-def test_without_gpus_a_parallel_model_has_as_many_workers_as_were_asked_for(
-    run: Callable[..., Any], make_pool: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_without_gpus_a_parallel_model_has_as_many_workers_as_were_asked_for(run, make_pool):
+    async def scenario():
         async with make_pool(parallel=parallel()) as pool:
             started, _ = pool.resize(2, 2)
             assert [worker.gpu_id for worker in started] == [None, None]
@@ -231,10 +208,8 @@ def test_without_gpus_a_parallel_model_has_as_many_workers_as_were_asked_for(
     run(scenario())
 
 
-def test_workers_that_share_the_cores_are_all_replaced_when_their_number_changes(
-    run: Callable[..., Any], make_pool: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_workers_that_share_the_cores_are_all_replaced_when_their_number_changes(run, make_pool):
+    async def scenario():
         async with make_pool(cpu_launcher=True) as pool:
             first, _ = pool.resize(1, 1)
             assert await first[0].first_outcome() is None
@@ -266,13 +241,8 @@ async def all_up(started: list[WorkerSupervisor]) -> None:
     assert [await worker.first_outcome() for worker in started] == [None] * len(started)
 
 
-def test_the_first_workers_try_the_sizes_and_nobody_after_them(
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    serve_settings: Callable[..., Any],
-    config: Config,
-) -> None:
-    async def scenario() -> None:
+def test_the_first_workers_try_the_sizes_and_nobody_after_them(run, serve_settings, config):
+    async def scenario():
         lives = [fakes.Life(load=PROFILED), fakes.Life(load=PROFILED), fakes.Life()]
         async with serve_settings(automatic(config), *lives) as model:
             started, _ = model.workers.resize(2, 2)
@@ -290,10 +260,8 @@ def test_the_first_workers_try_the_sizes_and_nobody_after_them(
     run(scenario())
 
 
-def test_a_model_whose_costs_nobody_asks_for_is_not_profiled(
-    run: Callable[..., Any], serve_settings: Callable[..., Any], config: Config
-) -> None:
-    async def scenario() -> None:
+def test_a_model_whose_costs_nobody_asks_for_is_not_profiled(run, serve_settings, config):
+    async def scenario():
         settings = resolve_settings({}, {}, {}, config, gpus=0, default_workers=1)
         async with serve_settings(settings) as model:
             started, _ = model.workers.resize(1, 1)
@@ -304,13 +272,8 @@ def test_a_model_whose_costs_nobody_asks_for_is_not_profiled(
     run(scenario())
 
 
-def test_a_size_that_memory_does_not_suffice_for_is_not_used(
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    serve_settings: Callable[..., Any],
-    config: Config,
-) -> None:
-    async def scenario() -> None:
+def test_a_size_that_memory_does_not_suffice_for_is_not_used(run, serve_settings, config):
+    async def scenario():
         life = fakes.Life(load=Loaded(profiled=Profiled(COSTS[:3], too_large=4)))
         async with serve_settings(automatic(config), life) as model:
             started, _ = model.workers.resize(1, 1)
@@ -320,10 +283,8 @@ def test_a_size_that_memory_does_not_suffice_for_is_not_used(
     run(scenario())
 
 
-def test_other_settings_reach_the_workers_that_come_later(
-    run: Callable[..., Any], serve_settings: Callable[..., Any], config: Config
-) -> None:
-    async def scenario() -> None:
+def test_other_settings_reach_the_workers_that_come_later(run, serve_settings, config):
+    async def scenario():
         settings = resolve_settings({}, {}, {}, config, gpus=0, default_workers=1)
         async with serve_settings(settings) as model:
             started, _ = model.workers.resize(1, 1)
@@ -339,12 +300,9 @@ def test_other_settings_reach_the_workers_that_come_later(
 
 
 def test_a_worker_that_was_started_again_had_the_compiled_sizes_of_its_first_start(
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    serve_settings: Callable[..., Any],
-    config: Config,
-) -> None:
-    async def scenario() -> None:
+    run, serve_settings, config
+):
+    async def scenario():
         settings = resolve_settings({}, {}, {}, config, gpus=0, default_workers=1)
         lives = [fakes.Life(predict=["die"]), fakes.Life()]
         async with serve_settings(settings, *lives) as model:
@@ -362,9 +320,9 @@ def test_a_worker_that_was_started_again_had_the_compiled_sizes_of_its_first_sta
 
 @pytest.mark.parametrize("left", [0, 1])
 def test_what_a_dying_worker_held_is_run_again_only_if_somebody_is_left_to_do_it(
-    left: int, run: Callable[..., Any], fakes: ModuleType, serve_model: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+    left, run, serve_model
+):
+    async def scenario():
         lives = [fakes.Life(predict=["die"], seconds=1.0), fakes.Life(start_seconds=0.7)]
         async with serve_model(*lives) as model:
             workers = model.workers

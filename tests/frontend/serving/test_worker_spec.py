@@ -1,29 +1,25 @@
 import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.manifest import Manifest
 from marserve.frontend.archives.requirements import ModelEnvironment
-from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import TorchRun
 from marserve.frontend.serving.host import WorkerHost
 from marserve.frontend.serving.worker_spec import ServedModel, worker_spec
 from marserve.frontend.settings.model_settings import resolve_settings
 from marserve.frontend.settings.parallel import Parallel
 from marserve.frontend.workers.devices import DeviceAllocator
-from marserve.frontend.workers.launchers.local_process import WorkerSpec
 
 
 @pytest.fixture
-def make_host(config: Config, fakes: ModuleType) -> Callable[..., WorkerHost]:
-    def make(**changes: Any) -> WorkerHost:
+def make_host(config):
+    def make(**changes):
         cpu_launcher = changes.pop("cpu_launcher", False)
         return WorkerHost(
             replace(config, **changes),
@@ -36,17 +32,10 @@ def make_host(config: Config, fakes: ModuleType) -> Callable[..., WorkerHost]:
 
 
 @pytest.fixture
-def make_spec(
-    make_host: Callable[..., WorkerHost], config: Config, tmp_path: Path
-) -> Callable[..., WorkerSpec]:
+def make_spec(make_host, config, tmp_path):
     """What the second of three workers is started with."""
 
-    def make(
-        environment: ModelEnvironment | None = None,
-        parallel: Parallel | None = None,
-        gpus: tuple[int, ...] = (),
-        **host: Any,
-    ) -> WorkerSpec:
+    def make(environment=None, parallel=None, gpus=(), **host):
         settings = resolve_settings({}, {}, {}, config, gpus=0, default_workers=1)
         model = ServedModel(
             Manifest(model_name="m", model_version="1.0", handler="sub/h.py:f"),
@@ -59,9 +48,7 @@ def make_spec(
     return make
 
 
-def test_the_environment_is_the_servers_less_what_is_withheld(
-    make_host: Callable[..., WorkerHost], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_the_servers_less_what_is_withheld(make_host, monkeypatch):
     monkeypatch.setenv("AWS_SECRET", "s")
     monkeypatch.setenv("MY_AWS_SECRET", "t")
     monkeypatch.setenv("PYTHONPATH", "/mine")
@@ -80,9 +67,7 @@ def test_the_environment_is_the_servers_less_what_is_withheld(
     assert environment["PYTHONPATH"] == "/mine:/model"
 
 
-def test_worker_ids_count_up_and_parallel_workers_leave_room(
-    make_host: Callable[..., WorkerHost],
-) -> None:
+def test_worker_ids_count_up_and_parallel_workers_leave_room(make_host):
     host = make_host(initial_worker_port=1, initial_distribution_port=50)
     ids = [host.next_worker_id(level) for level in (0, 4, 0, 2, 1)]
     assert ids == [1, 50, 2, 54, 56]
@@ -91,17 +76,13 @@ def test_worker_ids_count_up_and_parallel_workers_leave_room(
 # -- a worker's process ----------------------------------------------------------------------------
 
 
-def test_a_plain_worker_is_a_child_of_the_servers_interpreter(
-    make_spec: Callable[..., WorkerSpec], tmp_path: Path
-) -> None:
+def test_a_plain_worker_is_a_child_of_the_servers_interpreter(make_spec, tmp_path):
     spec = make_spec()
     assert (spec.name, spec.python, spec.runner) == ("W-9001-m_1.0", "", None)
     assert spec.python_path == (str(tmp_path / "sub"), str(tmp_path))
 
 
-def test_packages_of_its_own_want_an_interpreter_that_has_imported_nothing_yet(
-    make_spec: Callable[..., WorkerSpec], tmp_path: Path
-) -> None:
+def test_packages_of_its_own_want_an_interpreter_that_has_imported_nothing_yet(make_spec, tmp_path):
     spec = make_spec(ModelEnvironment(packages=("/packages",)))
     assert spec.python == sys.executable
     assert spec.python_path == (str(tmp_path / "sub"), str(tmp_path), "/packages")
@@ -111,27 +92,21 @@ def test_packages_of_its_own_want_an_interpreter_that_has_imported_nothing_yet(
 @pytest.mark.parametrize(
     ("environment", "python"), [("", "/bin/sh"), ("/venv/bin/python", "/venv/bin/python")]
 )
-def test_another_interpreter_is_the_models_or_the_operators(
-    environment: str, python: str, make_spec: Callable[..., WorkerSpec]
-) -> None:
+def test_another_interpreter_is_the_models_or_the_operators(environment, python, make_spec):
     assert make_spec(ModelEnvironment(environment), python=Path("/bin/sh")).python == python
 
 
-def test_the_servers_own_interpreter_is_no_other(make_spec: Callable[..., WorkerSpec]) -> None:
+def test_the_servers_own_interpreter_is_no_other(make_spec):
     assert make_spec(python=Path(sys.executable)).python == ""
 
 
-def test_the_same_program_in_another_place_is_another_environment(
-    make_spec: Callable[..., WorkerSpec], tmp_path: Path
-) -> None:
+def test_the_same_program_in_another_place_is_another_environment(make_spec, tmp_path):
     link = tmp_path / "python"
     link.symlink_to(sys.executable)
     assert make_spec(python=link).python == str(link)
 
 
-def test_the_cpu_launcher_gives_each_worker_its_share(
-    make_spec: Callable[..., WorkerSpec],
-) -> None:
+def test_the_cpu_launcher_gives_each_worker_its_share(make_spec):
     spec = make_spec(cpu_launcher=True, cpu_launcher_args="--node-id 0  --x")
     assert spec.python == sys.executable
     assert spec.threads == 0
@@ -142,13 +117,7 @@ def test_the_cpu_launcher_gives_each_worker_its_share(
 
 
 @pytest.mark.parametrize(("kind", "to_all"), [("tp", True), ("pptp", True), ("pp", False)])
-def test_torchrun_starts_the_ranks(
-    kind: str,
-    to_all: bool,
-    make_spec: Callable[..., WorkerSpec],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_torchrun_starts_the_ranks(kind, to_all, make_spec, tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("LOG_LOCATION", str(tmp_path))
     run = TorchRun(processes=2, omp_threads=5, monitor_interval=7)
@@ -182,9 +151,7 @@ def test_torchrun_starts_the_ranks(
         (TorchRun(rdzv_backend="static"), False, None),
     ],
 )
-def test_only_ranks_of_one_machine_meet_in_its_memory(
-    run: TorchRun, meets_itself: bool, conf: str | None, tmp_path: Path
-) -> None:
+def test_only_ranks_of_one_machine_meet_in_its_memory(run, meets_itself, conf, tmp_path):
     runner = Parallel("tp", 2, run).runner("w", tmp_path)
     assert runner is not None
     assert runner.meets_itself is meets_itself
@@ -192,9 +159,7 @@ def test_only_ranks_of_one_machine_meet_in_its_memory(
     assert confs == ([f"--rdzv-conf={conf}"] if conf else [])
 
 
-def test_a_worker_of_the_custom_type_is_one_process_that_sees_its_devices(
-    make_spec: Callable[..., WorkerSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_of_the_custom_type_is_one_process_that_sees_its_devices(make_spec, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     spec = make_spec(parallel=Parallel("custom", 2, TorchRun()), gpus=(2, 3))
     assert (spec.runner, spec.python) == (None, "")

@@ -9,10 +9,9 @@ from served_models import saved_entry
 
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.options import MAX_AUTOMATIC_SIZE, Batching
-from marserve.frontend.configuration.config import Config
 from marserve.frontend.configuration.model_schema import SETTINGS
 from marserve.frontend.configuration.saved_models import SAVED
-from marserve.frontend.errors import ArchiveRefused, BadRequest, ServeError
+from marserve.frontend.errors import ArchiveRefused, BadRequest
 from marserve.frontend.settings.batching_settings import sizes_to_try
 from marserve.frontend.settings.model_settings import (
     ModelSettings,
@@ -63,11 +62,9 @@ def settings_of(layers: dict[str, Fields], start: ModelSettings = PLAIN) -> Mode
     ],
 )
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_request_before_yaml_before_models(
-    attribute: str, name: str, values: tuple[Any, ...], first: int
-) -> None:
+def test_request_before_yaml_before_models(attribute, name, values, first):
     origins = ("request", "yaml", "models")
-    asked: dict[str, Fields] = {origin: {} for origin in reversed(origins)}
+    asked = {origin: {} for origin in reversed(origins)}
     for origin, value in list(zip(origins, values, strict=True))[first:]:
         asked[origin] = {attribute: value}
     settings = settings_of(asked)
@@ -75,7 +72,7 @@ def test_request_before_yaml_before_models(
     assert settings.origins[name] == origins[first]
 
 
-def test_where_nobody_says_anything_it_is_torchserves(config: Config) -> None:
+def test_where_nobody_says_anything_it_is_torchserves(config):
     settings = settings_of({"server": server_settings(config, PLAIN)})
     assert settings.batching == Batching(is_queue_bounded=False)
     assert {*settings.origins.values()} == {"server"}
@@ -83,7 +80,7 @@ def test_where_nobody_says_anything_it_is_torchserves(config: Config) -> None:
     assert not {"batch_size", "max_batch_delay"} & settings.origins.keys()
 
 
-def test_the_bound_of_the_queue_is_somebodys_where_it_was_written_down(config: Config) -> None:
+def test_the_bound_of_the_queue_is_somebodys_where_it_was_written_down(config):
     chosen = replace(config, job_queue_size=100, texts={"job_queue_size": "100"})
     assert settings_of({"server": server_settings(chosen, PLAIN)}).batching.is_queue_bounded
     layers = {
@@ -121,12 +118,12 @@ def test_the_bound_of_the_queue_is_somebodys_where_it_was_written_down(config: C
         ),
     ],
 )
-def test_what_nobody_says_follows_from_the_rest(asked: Fields, expected: Batching) -> None:
+def test_what_nobody_says_follows_from_the_rest(asked, expected):
     assert resolved(asked) == expected
     assert resolved(yaml=asked) == expected
 
 
-def test_a_goal_beats_a_weaker_policy_and_a_policy_a_weaker_goal() -> None:
+def test_a_goal_beats_a_weaker_policy_and_a_policy_a_weaker_goal():
     goal, greedy = {"max_latency": 0.05}, {"policy": "greedy"}
     assert resolved(goal, greedy).policy == "adaptive"
     assert resolved(greedy, goal) == Batching(policy="greedy")
@@ -159,15 +156,13 @@ TWO_MINDS = {"policy": "greedy", "max_latency": 0.05}
         ({"request": {"compiled_sizes": (4, 1)}}, BadRequest, "compiled_batch_sizes=4,1: each"),
     ],
 )
-def test_a_contradiction_is_reported_to_whose_it_is(
-    sources: dict[str, Fields], error: type[ServeError], words: str
-) -> None:
+def test_a_contradiction_is_reported_to_whose_it_is(sources, error, words):
     layers = {origin: sources.get(origin, {}) for origin in ("models", "yaml", "request")}
     with pytest.raises(error, match="^" + re.escape(words) if "models" in words else words):
         settings_of(layers)
 
 
-def test_what_the_request_mends_is_no_contradiction() -> None:
+def test_what_the_request_mends_is_no_contradiction():
     mended = resolved({"policy": "adaptive"}, TWO_MINDS)
     assert (mended.policy, mended.max_latency) == ("adaptive", 0.05)
 
@@ -187,9 +182,7 @@ def test_what_the_request_mends_is_no_contradiction() -> None:
         ({"splits_lists": True}, "dynamicBatchSize=true"),
     ],
 )
-def test_where_there_are_no_batches_to_form_there_is_only_fixed(
-    attribute: str, key: str, asked: Fields, words: str
-) -> None:
+def test_where_there_are_no_batches_to_form_there_is_only_fixed(attribute, key, asked, words):
     start = replace(PLAIN, **{attribute: True})  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match=f"^{words} has no meaning beside {key}"):
         settings_of({"request": asked}, start)
@@ -200,7 +193,7 @@ def test_where_there_are_no_batches_to_form_there_is_only_fixed(
         settings.changed(asked)
 
 
-def test_the_servers_policy_is_not_for_them(config: Config) -> None:
+def test_the_servers_policy_is_not_for_them(config):
     chosen = replace(config, default_batch_policy="adaptive")
     for start, policy in (
         (ModelSettings(continuous_batching=True), "fixed"),
@@ -214,9 +207,7 @@ def test_the_servers_policy_is_not_for_them(config: Config) -> None:
 
 
 @pytest.mark.parametrize("key", ["batchSize", "maxBatchDelay", "jobQueueSize"])
-def test_wrong_values_of_torchserves_keys_are_reported_and_ignored(
-    key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_wrong_values_of_torchserves_keys_are_reported_and_ignored(key, caplog):
     assert yaml_settings({key: "8", "numRequests": 2}) == {"num_requests": 2}
     assert f"model-config.yaml: {key}='8' is ignored, it takes a whole number" in caplog.text
 
@@ -224,18 +215,18 @@ def test_wrong_values_of_torchserves_keys_are_reported_and_ignored(
 @pytest.mark.parametrize(
     "key", ["maxBatchSize", "batchPolicy", "maxLatencyMs", "compiledBatchSizes", "isolateFailures"]
 )
-def test_wrong_values_of_new_keys_refuse_the_archive(key: str) -> None:
+def test_wrong_values_of_new_keys_refuse_the_archive(key):
     with pytest.raises(ArchiveRefused, match=f"^model-config.yaml: {key}=8s: it is "):
         yaml_settings({key: "8s"})
 
 
-def test_seats_are_those_of_priorities() -> None:
+def test_seats_are_those_of_priorities():
     asked = {"priorityQueueSizes": {"high": 2, "low": 3}}
     assert yaml_settings(asked)["capacities"] == {Priority.HIGH: 2, Priority.LOW: 3}
     assert models_settings(asked)["capacities"] == {Priority.HIGH: 2, Priority.LOW: 3}
 
 
-def test_models_with_two_minds_about_a_size() -> None:
+def test_models_with_two_minds_about_a_size():
     with pytest.raises(BadRequest, match="models= in the configuration: batchSize and"):
         models_settings({"batchSize": 2, "maxBatchSize": 3, "minWorkers": 1})
 
@@ -273,18 +264,18 @@ def test_models_with_two_minds_about_a_size() -> None:
         ({"max_latency": 0.05, **size(8)}, {"policy": "fixed"}, Batching(size=8)),
     ],
 )
-def test_a_change_is_one_more_layer(asked: Fields, changes: Fields, expected: Batching) -> None:
+def test_a_change_is_one_more_layer(asked, changes, expected):
     assert settings_of({"yaml": asked}).changed(changes).batching == expected
 
 
-def test_a_change_says_that_it_decided() -> None:
+def test_a_change_says_that_it_decided():
     settings = settings_of({"yaml": {**size(8), "num_requests": 2}})
     origins = settings.changed({"num_requests": 3}).origins
     assert (origins["num_requests"], origins["batch_size"]) == ("request", "yaml")
 
 
 @pytest.mark.parametrize("changes", [{"compiled_sizes": (1, 4)}, TWO_MINDS])
-def test_a_change_that_contradicts_is_refused(changes: Fields) -> None:
+def test_a_change_that_contradicts_is_refused(changes):
     settings = settings_of({"yaml": size(8)})
     with pytest.raises(ValueError, match=r"batch_size=8|max_latency_ms=50"):
         settings.changed(changes)
@@ -310,9 +301,7 @@ def after(asked: Fields, *changes: Fields) -> ModelSettings:
 @pytest.mark.parametrize("asked", [{}, {"delay": 0.02}, LATENCY, FORBIDDEN])
 @pytest.mark.parametrize("last", [LATENCY, THROUGHPUT, NO_HINT, ALONE, TOGETHER, FORBIDDEN])
 @pytest.mark.parametrize("before", [LATENCY, THROUGHPUT, ALONE, FORBIDDEN])
-def test_the_last_hint_means_what_it_means_at_a_registration(
-    before: Fields, last: Fields, asked: Fields
-) -> None:
+def test_the_last_hint_means_what_it_means_at_a_registration(before, last, asked):
     registered = settings_of({"server": {"policy": "fixed"}, "yaml": asked, "request": last})
     assert after(asked, before, last).batching == registered.batching
 
@@ -337,28 +326,26 @@ def test_the_last_hint_means_what_it_means_at_a_registration(
         ([LATENCY, {"max_latency": 0.05}, NO_HINT], "adaptive", {"max_latency": 0.05}),
     ],
 )
-def test_hints_and_other_settings_in_turn(
-    changes: list[Fields], policy: str, expected: Fields
-) -> None:
+def test_hints_and_other_settings_in_turn(changes, policy, expected):
     batching = after({}, *changes).batching
     assert batching.policy == policy
     assert {name: vars(batching)[name] for name in expected} == expected
 
 
-def test_a_hint_says_what_it_decided() -> None:
+def test_a_hint_says_what_it_decided():
     origins = after({"delay": 0.02}, LATENCY).origins
     assert origins["batch_policy"] == origins["max_batch_delay"] == "performance_hint"
     assert origins["performance_hint"] == "request"
     assert after({"delay": 0.02}, LATENCY, NO_HINT).origins["max_batch_delay"] == "yaml"
 
 
-def test_the_hint_of_a_stronger_source_replaces_that_of_a_weaker_one() -> None:
+def test_the_hint_of_a_stronger_source_replaces_that_of_a_weaker_one():
     assert resolved(THROUGHPUT, LATENCY).delay == 0.1
     assert resolved({"delay": 0.3}, LATENCY, ALONE).policy == "adaptive"
     assert resolved(TOGETHER, ALONE).is_automatic
 
 
-def test_changes_do_not_add_up() -> None:
+def test_changes_do_not_add_up():
     settings = after({"delay": 0.02}, LATENCY)
     for _ in range(3):
         settings = settings.changed(THROUGHPUT).changed(size(3)).changed(LATENCY)
@@ -366,7 +353,7 @@ def test_changes_do_not_add_up() -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"delay": 0.02}, LATENCY])
-def test_a_changed_entry_of_a_catalog_counts_as_a_new_one_would(asked: Fields) -> None:
+def test_a_changed_entry_of_a_catalog_counts_as_a_new_one_would(asked):
     below = {"server": {"policy": "fixed"}, "yaml": asked}
     settings = settings_of({**below, "request": size(3), "catalog": {"queue_size": 3}})
     for entry in (LATENCY, {**LATENCY, "delay": 0.05}, {"queue_size": 7}, {}, THROUGHPUT):
@@ -397,16 +384,14 @@ SIZE_UNSET = unset("size", "is_automatic")
         ({"num_requests": 2}, [{"num_requests": 7, **size(4)}, unset("num_requests", *SIZE_UNSET)]),
     ],
 )
-def test_what_is_no_longer_set_is_as_if_it_never_had_been(
-    asked: Fields, changes: list[Fields]
-) -> None:
+def test_what_is_no_longer_set_is_as_if_it_never_had_been(asked, changes):
     before, settings = after(asked), after(asked, *changes)
     assert (settings.batching, settings.origins) == (before.batching, before.origins)
     for later in ({"max_latency": 0.1}, {"policy": "adaptive"}, THROUGHPUT):
         assert settings.changed(later).batching == before.changed(later).batching
 
 
-def test_other_settings_stay_when_one_is_no_longer_set() -> None:
+def test_other_settings_stay_when_one_is_no_longer_set():
     settings = after({}, {"max_latency": 0.05, **size(8), **FORBIDDEN, **LATENCY})
     assert settings.changed(SIZE_UNSET).batching.max_latency == 0.05
     kept = settings.changed(unset("performance_hint")).batching
@@ -446,9 +431,7 @@ def test_other_settings_stay_when_one_is_no_longer_set() -> None:
         (THROUGHPUT, THROUGHPUT),
     ],
 )
-def test_what_was_saved_comes_back_over_what_the_archive_says(
-    asked: Fields, changes: Fields
-) -> None:
+def test_what_was_saved_comes_back_over_what_the_archive_says(asked, changes):
     settings = settings_of({"yaml": asked})
     changed = settings.changed(changes)
     served = changed.batching
@@ -470,7 +453,7 @@ def batching_or_error(settings: ModelSettings, change: Fields) -> Batching | str
         return str(error)
 
 
-def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:
+def test_a_size_that_would_follow_anyway_stays_nobodys():
     saved = saved_entry(is_automatic=True, delay=0.1, policy="adaptive")
     restored = settings_of({"yaml": {}}).restored(saved)
     assert restored.batching == adaptive(size=MAX_AUTOMATIC_SIZE, is_automatic=True)
@@ -496,12 +479,12 @@ def test_a_size_that_would_follow_anyway_stays_nobodys() -> None:
         ({"compiled_sizes": (2, 5, 9), **size(1)}, [2]),
     ],
 )
-def test_sizes_are_tried_where_costs_are_asked_for(asked: Fields, sizes: list[int]) -> None:
+def test_sizes_are_tried_where_costs_are_asked_for(asked, sizes):
     assert sizes_to_try(resolved(asked)) == sizes
 
 
 @given(st.integers(1, 2**31 - 1))
-def test_never_more_sizes_than_there_is_time_for(size: int) -> None:
+def test_never_more_sizes_than_there_is_time_for(size):
     sizes = sizes_to_try(adaptive(size=size))
     assert sizes == sorted(set(sizes))
     assert (sizes[0], sizes[-1]) == (1, size)

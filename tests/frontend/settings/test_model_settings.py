@@ -40,7 +40,7 @@ def resolved(
     return resolve_settings(requested or {}, yaml or {}, numbers or {}, config, **options)
 
 
-def test_a_catalog_goes_before_all_others(config: Config) -> None:
+def test_a_catalog_goes_before_all_others(config):
     everybody = {"batchSize": 3, "maxBatchDelay": 3, "responseTimeout": 3}
     settings = resolved(
         config,
@@ -58,7 +58,7 @@ def test_a_catalog_goes_before_all_others(config: Config) -> None:
         resolved(config, catalog={"policy": "fixed", "max_latency": 0.1})
 
 
-def test_where_nobody_says_anything_the_defaults_hold(config: Config) -> None:
+def test_where_nobody_says_anything_the_defaults_hold(config):
     settings = resolved(config)
     assert (settings.min_workers, settings.max_workers) == (3, 3)
     assert (settings.batching.size, settings.batching.delay) == (1, 0.1)
@@ -79,14 +79,8 @@ def test_where_nobody_says_anything_the_defaults_hold(config: Config) -> None:
     ],
 )
 def test_batching_request_before_yaml_before_models(
-    requested: bool,
-    yaml: bool,
-    models: bool,
-    size: int,
-    delay: float,
-    origin: str,
-    config: Config,
-) -> None:
+    requested, yaml, models, size, delay, origin, config
+):
     settings = resolved(
         config,
         {"size": 2, "delay": 0.002} if requested else None,
@@ -103,15 +97,8 @@ def test_batching_request_before_yaml_before_models(
     [(True, True, True, 5), (False, True, True, 6), (False, False, True, 7), (False,) * 3 + (8,)],
 )
 def test_timeouts_yaml_before_models_before_request_before_server(
-    yaml: bool,
-    models: bool,
-    requested: bool,
-    seconds: int,
-    field: str,
-    key: str,
-    of_server: str,
-    tmp_path: Path,
-) -> None:
+    yaml, models, requested, seconds, field, key, of_server, tmp_path
+):
     settings = resolved(
         Config(model_store=tmp_path, **{of_server: 8}),  # type: ignore[arg-type]
         {field: 7} if requested else None,
@@ -137,13 +124,8 @@ def test_timeouts_yaml_before_models_before_request_before_server(
     ],
 )
 def test_workers_come_from_the_yaml_pair_else_from_who_loads_the_model(
-    yaml: dict[str, Any],
-    requested: int | None,
-    numbers: dict[str, int],
-    at_start: bool,
-    workers: tuple[int, int],
-    config: Config,
-) -> None:
+    yaml, requested, numbers, at_start, workers, config
+):
     options = {} if requested is None else {"default_workers": requested}
     settings = resolved(config, {}, yaml, numbers, at_start=at_start, **options)
     assert (settings.min_workers, settings.max_workers) == workers
@@ -160,9 +142,7 @@ def test_workers_come_from_the_yaml_pair_else_from_who_loads_the_model(
         ("deviceIds", [], "device_ids", None),
     ],
 )
-def test_the_yaml_has_keys_of_its_own(
-    key: str, value: Any, field: str, expected: Any, config: Config
-) -> None:
+def test_the_yaml_has_keys_of_its_own(key, value, field, expected, config):
     assert getattr(resolved(config, None, {key: value}, gpus=2), field) == expected
 
 
@@ -179,9 +159,7 @@ def test_the_yaml_has_keys_of_its_own(
         ("deviceIds", [True]),
     ],
 )
-def test_a_wrong_value_is_reported_and_ignored(
-    key: str, value: Any, config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wrong_value_is_reported_and_ignored(key, value, config, caplog):
     assert resolved(config, None, {key: value}, gpus=2) == resolved(config)
     assert f"{key}={value!r} is ignored" in caplog.text
 
@@ -197,14 +175,12 @@ def test_a_wrong_value_is_reported_and_ignored(
         ({"sequenceMaxIdleMSec": 10, "autoscale": True}, "autoscale is false"),
     ],
 )
-def test_a_stateful_model_is_refused_that_could_not_be_served(
-    yaml: dict[str, Any], named: str, config: Config
-) -> None:
+def test_a_stateful_model_is_refused_that_could_not_be_served(yaml, named, config):
     with pytest.raises(ArchiveRefused, match=f"beside sequenceBatching: true {named}"):
         resolved(config, None, {"sequenceBatching": True, **yaml})
 
 
-def test_what_is_offered_of_openai_is_one_of_some_words(config: Config) -> None:
+def test_what_is_offered_of_openai_is_one_of_some_words(config):
     assert resolved(config).openai == "none"
     for word in ("server", "embeddings", "rerank", "none"):
         assert resolved(config, None, {"openai": word}).openai == word
@@ -213,7 +189,7 @@ def test_what_is_offered_of_openai_is_one_of_some_words(config: Config) -> None:
 
 
 @pytest.mark.parametrize("value", ["on", 2, "true"])
-def test_a_wrong_switch_does_not_make_a_model_stateless(value: Any, config: Config) -> None:
+def test_a_wrong_switch_does_not_make_a_model_stateless(value, config):
     with pytest.raises(ArchiveRefused, match=r"sequenceBatching=.*: it is true or false"):
         resolved(config, None, {"sequenceBatching": value})
 
@@ -227,9 +203,7 @@ def test_a_wrong_switch_does_not_make_a_model_stateless(value: Any, config: Conf
         ({"continuousBatching": True}, 4, 2, 4),
     ],
 )
-def test_there_are_sequences_enough_to_fill_all_batches(
-    yaml: dict[str, Any], sequences: int, per_worker: int, step: int, config: Config
-) -> None:
+def test_there_are_sequences_enough_to_fill_all_batches(yaml, sequences, per_worker, step, config):
     stateful = {"sequenceBatching": True, "sequenceMaxIdleMSec": 10}
     workers = {"minWorkers": 2, "maxWorkers": 2, "batchSize": 2}
     settings = resolved(config, None, {**stateful, **workers, **yaml})
@@ -239,7 +213,7 @@ def test_there_are_sequences_enough_to_fill_all_batches(
     assert settings.sequence_limits.max_idle == 0.01
 
 
-def test_all_models_scale_but_those_with_sequences(config: Config) -> None:
+def test_all_models_scale_but_those_with_sequences(config):
     scaling = replace(config, autoscale_workers=True)
     stateful = {"sequenceBatching": True, "sequenceMaxIdleMSec": 10}
     assert resolved(scaling).autoscale is not None
@@ -258,23 +232,19 @@ def test_all_models_scale_but_those_with_sequences(config: Config) -> None:
         (b"[" * 50, {}),
     ],
 )
-def test_a_yaml_is_read_or_counts_as_absent(
-    text: bytes, parsed: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_yaml_is_read_or_counts_as_absent(text, parsed, tmp_path):
     path = tmp_path / "model-config.yaml"
     path.write_bytes(text)
     assert read_model_yaml(path) == parsed
 
 
-def test_a_yaml_that_is_not_there_counts_as_absent(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_yaml_that_is_not_there_counts_as_absent(tmp_path, caplog):
     assert read_model_yaml(tmp_path / "gone.yaml") == {}
     assert "Cannot read gone.yaml" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["[" * 1500, "x" * 2**21, "a: &a [*a]"])
-def test_a_yaml_beyond_the_bounds_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_yaml_beyond_the_bounds_is_refused(text, tmp_path):
     path = tmp_path / "model-config.yaml"
     path.write_text(text)
     with pytest.raises(ArchiveRefused, match=r"^model-config.yaml (is|has) "):
@@ -284,13 +254,13 @@ def test_a_yaml_beyond_the_bounds_is_refused(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["a: 2020-99-99", '!!int ""', "!!timestamp x", "!!float x", "1" * 5000]
 )
-def test_a_yaml_that_breaks_the_parser_counts_as_absent(text: str, tmp_path: Path) -> None:
+def test_a_yaml_that_breaks_the_parser_counts_as_absent(text, tmp_path):
     path = tmp_path / "model-config.yaml"
     path.write_text(text)
     assert read_model_yaml(path) == {}
 
 
-def test_a_number_no_java_int_holds_is_ignored(config: Config) -> None:
+def test_a_number_no_java_int_holds_is_ignored(config):
     yaml = {"maxBatchDelay": 10**400, "responseTimeout": 2**31, "clientTimeoutInMills": 10**400}
     settings = resolved(config, yaml=yaml)
     assert (settings.batching.delay, settings.response_timeout, settings.client_timeout) == (
@@ -318,9 +288,7 @@ def test_a_number_no_java_int_holds_is_ignored(config: Config) -> None:
         ({"autoscale": {"shrinkAfter": 5}}, "true", Autoscaling(1, 60)),
     ],
 )
-def test_autoscaling_is_off_unless_asked_for(
-    yaml: dict[str, Any], server: str, expected: Autoscaling | None, config: Config
-) -> None:
+def test_autoscaling_is_off_unless_asked_for(yaml, server, expected, config):
     asking = replace(config, autoscale_workers=server == "true")
     assert resolved(asking, yaml=yaml).autoscale == expected
 
@@ -336,9 +304,7 @@ ANY_YAML = st.recursive(
 
 
 @given(st.dictionaries(KEYS, ANY_YAML | WHOLE), st.booleans())
-def test_any_yaml_gives_numbers_within_bounds_or_is_refused(
-    yaml: dict[str, Any], at_start: bool
-) -> None:
+def test_any_yaml_gives_numbers_within_bounds_or_is_refused(yaml, at_start):
     config = Config(model_store=Path())
     try:
         settings = resolved(config, yaml=yaml, gpus=2, at_start=at_start)
@@ -362,7 +328,7 @@ def test_any_yaml_gives_numbers_within_bounds_or_is_refused(
 
 
 @given(st.binary())
-def test_any_bytes_are_a_yaml_or_count_as_absent(text: bytes) -> None:
+def test_any_bytes_are_a_yaml_or_count_as_absent(text):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model-config.yaml")
         path.write_bytes(text)
@@ -370,9 +336,7 @@ def test_any_bytes_are_a_yaml_or_count_as_absent(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("digits", ["0x" + "f" * 5000, "0b" + "1" * 20_000])
-def test_a_number_too_long_to_be_written_is_reported_and_ignored(
-    digits: str, config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_number_too_long_to_be_written_is_reported_and_ignored(digits, config, tmp_path, caplog):
     path = tmp_path / "model-config.yaml"
     path.write_text(f"batchSize: {digits}\nminWorkers: [{digits}]\n")
     assert resolved(config, yaml=dict(read_model_yaml(path))) == resolved(config)
@@ -380,7 +344,7 @@ def test_a_number_too_long_to_be_written_is_reported_and_ignored(
     assert max(map(len, caplog.messages)) < 200
 
 
-def test_an_archive_does_not_start_more_workers_than_any_machine_runs(config: Config) -> None:
+def test_an_archive_does_not_start_more_workers_than_any_machine_runs(config):
     many = {"minWorkers": 1001, "maxWorkers": 2000}
     assert resolved(config, yaml=many) == resolved(config)
     assert resolved(config, yaml=many | {"minWorkers": 1000}).min_workers == 1000
@@ -417,21 +381,17 @@ def test_an_archive_does_not_start_more_workers_than_any_machine_runs(config: Co
         ),
     ],
 )
-def test_a_parallel_type_and_a_level_belong_together(
-    yaml: dict[str, Any], parallel: Parallel | None, config: Config
-) -> None:
+def test_a_parallel_type_and_a_level_belong_together(yaml, parallel, config):
     assert resolved(config, yaml=yaml).parallel == parallel
 
 
-def test_no_parallel_type_is_no_mistake(config: Config, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_parallel_type_is_no_mistake(config, caplog):
     assert resolved(config, yaml={"parallelType": "NONE"}).parallel is None
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize("key", ["continuousBatching", "autoscale"])
-def test_what_has_no_effect_beside_asynchronous_handlers_is_reported(
-    key: str, config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_has_no_effect_beside_asynchronous_handlers_is_reported(key, config, caplog):
     resolved(config, None, {"asyncCommunication": True})
     assert caplog.text == ""
     resolved(config, None, {"asyncCommunication": True, key: True})
@@ -446,12 +406,8 @@ def test_what_has_no_effect_beside_asynchronous_handlers_is_reported(
     ],
 )
 def test_a_validation_that_is_not_possible_is_blamed_on_its_source(
-    config: Config,
-    yaml: dict[str, Any],
-    requested: dict[str, Any],
-    kind: type[Exception],
-    place: str,
-) -> None:
+    config, yaml, requested, kind, place
+):
     why = "validateBatching has no meaning beside continuousBatching"
     with pytest.raises(kind, match=f"^{place}{why}"):
         resolved(config, requested, {"continuousBatching": True, **yaml})
@@ -473,17 +429,15 @@ def test_a_validation_that_is_not_possible_is_blamed_on_its_source(
     ],
 )
 def test_a_key_of_the_yaml_that_is_nearly_right_was_passed_over_in_silence(
-    config: Config, caplog: pytest.LogCaptureFixture, key: str, hint: str
-) -> None:
+    config, caplog, key, hint
+):
     resolved(config, yaml={key: 4})
     (record,) = caplog.records
     sentence = f"model-config.yaml: {key} is no key that the server reads here; {hint}"
     assert (record.levelname, record.message) == ("WARNING", sentence)
 
 
-def test_keys_of_handlers_are_nobodys_business(
-    config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_of_handlers_are_nobodys_business(config, caplog):
     yaml = {
         "handler": {"batch_size": 4, "model_path": "m"},
         "pt2": {"compile": {"enable": True}},
@@ -523,7 +477,7 @@ FOUND = {"size": MAX_AUTOMATIC_SIZE, "is_automatic": True}
         ({"batching": {"max_batch_size": 8}, "batchPolicy": "greedy"}, {"policy": "greedy"}),
     ],
 )
-def test_bentomls_batching(config: Config, yaml: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_bentomls_batching(config, yaml, expected):
     settings = resolved(config, yaml=yaml)
     assert {name: settings.values[name] for name in expected} == expected
     assert settings.warnings == ()
@@ -537,9 +491,7 @@ def test_bentomls_batching(config: Config, yaml: dict[str, Any], expected: dict[
         ({"batching": {"enabled": False}, "batchSize": 4}, "batchable=false is a batch size of 1"),
     ],
 )
-def test_a_wrong_batching_of_bentoml_refuses_the_archive(
-    config: Config, yaml: dict[str, Any], words: str
-) -> None:
+def test_a_wrong_batching_of_bentoml_refuses_the_archive(config, yaml, words):
     with pytest.raises(ArchiveRefused, match=f"^model-config.yaml: {words}"):
         resolved(config, yaml=yaml)
 
@@ -578,9 +530,7 @@ def test_a_wrong_batching_of_bentoml_refuses_the_archive(
         ),
     ],
 )
-def test_keys_of_other_servers_are_reported_with_ours(
-    config: Config, yaml: dict[str, Any], sentence: str
-) -> None:
+def test_keys_of_other_servers_are_reported_with_ours(config, yaml, sentence):
     assert resolved(config, yaml=yaml).warnings == (f"model-config.yaml: {sentence}",)
 
 
@@ -629,8 +579,8 @@ OPTIONS = (
     ],
 )
 def test_a_key_near_one_of_ours_or_in_the_wrong_place_was_ignored_in_silence(
-    config: Config, yaml: dict[str, Any], sentences: list[str]
-) -> None:
+    config, yaml, sentences
+):
     warnings = resolved(config, yaml={**yaml, "parallelType": "pp", "parallelLevel": 2}).warnings
     assert warnings == tuple(f"model-config.yaml: {sentence}" for sentence in sentences)
 
@@ -645,9 +595,7 @@ def test_a_key_near_one_of_ours_or_in_the_wrong_place_was_ignored_in_silence(
         ([1, 2], "."),
     ],
 )
-def test_a_section_of_batching_that_is_no_map_was_ignored_in_silence(
-    config: Config, value: Any, meant: str
-) -> None:
+def test_a_section_of_batching_that_is_no_map_was_ignored_in_silence(config, value, meant):
     settings = resolved(config, yaml={"batching": value})
     assert settings.batching.policy == "fixed"
     assert settings.warnings == (
@@ -656,11 +604,11 @@ def test_a_section_of_batching_that_is_no_map_was_ignored_in_silence(
     )
 
 
-def test_every_key_that_is_read_is_a_known_one(config: Config) -> None:
+def test_every_key_that_is_read_is_a_known_one(config):
     asked = set()
 
     class Watched(dict[str, Any]):
-        def get(self, key: str, default: Any = None) -> Any:
+        def get(self, key, default=None):
             asked.add(key)
             return super().get(key, default)
 

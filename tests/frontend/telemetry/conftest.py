@@ -74,7 +74,7 @@ class Driver:
 
 
 @pytest.fixture(autouse=True)
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+def driver(monkeypatch):
     """A driver without GPUs, to be given some."""
     stand_in = Driver()
     for name, function in {

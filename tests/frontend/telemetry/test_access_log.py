@@ -2,8 +2,6 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,7 @@ from marserve.frontend.telemetry.trace_context import ClientTrace
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def lines(caplog):
     caplog.set_level(logging.INFO, logger="ACCESS_LOG")
     return lambda: [
         line
@@ -30,7 +28,7 @@ def add(log: AccessLog, target: str = "/ping") -> None:
     log.add("127.0.0.1:5000", "GET", target, 200, 0.0126)
 
 
-def test_a_line_has_the_format_of_torchserve(loop: Any, lines: Callable[[], list[str]]) -> None:
+def test_a_line_has_the_format_of_torchserve(loop, lines):
     log = AccessLog(loop, Metrics("host"))
     add(log, "/predictions/m?x=1")
     log.flush()
@@ -42,7 +40,7 @@ def test_a_line_has_the_format_of_torchserve(loop: Any, lines: Callable[[], list
     )
 
 
-def test_a_line_can_be_json(loop: Any, lines: Callable[[], list[str]]) -> None:
+def test_a_line_can_be_json(loop, lines):
     log = AccessLog(loop, Metrics("host"), as_json=True)
     add(log, '/x"\u2028')
     log.flush()
@@ -58,7 +56,7 @@ def test_a_line_can_be_json(loop: Any, lines: Callable[[], list[str]]) -> None:
     }
 
 
-def test_a_line_names_the_trace_of_the_request(loop: Any, lines: Callable[[], list[str]]) -> None:
+def test_a_line_names_the_trace_of_the_request(loop, lines):
     log = AccessLog(loop, Metrics("host"))
     log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id", None, TRACE)
     log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id", "order-7", TRACE)
@@ -71,7 +69,7 @@ def test_a_line_names_the_trace_of_the_request(loop: Any, lines: Callable[[], li
     ]
 
 
-def test_json_always_has_the_id_of_the_request(loop: Any, lines: Callable[[], list[str]]) -> None:
+def test_json_always_has_the_id_of_the_request(loop, lines):
     log = AccessLog(loop, Metrics("host"), as_json=True)
     log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id")
     log.add("127.0.0.1:5000", "GET", "/ping", 200, 0.0126, "id", None, TRACE)
@@ -82,9 +80,7 @@ def test_json_always_has_the_id_of_the_request(loop: Any, lines: Callable[[], li
 
 
 @pytest.mark.parametrize("client_id", ["a", "!~:/\"'", "x" * 128])
-def test_the_id_of_a_client_is_logged_with_that_of_the_server(
-    client_id: str, loop: Any, lines: Callable[[], list[str]]
-) -> None:
+def test_the_id_of_a_client_is_logged_with_that_of_the_server(client_id, loop, lines):
     sent = ("127.0.0.1:5000", "POST", "/predictions/m", 200, 0.001, "an-id", client_id)
     for log in (AccessLog(loop, Metrics("host"), as_json=as_json) for as_json in (False, True)):
         log.add(*sent)
@@ -96,16 +92,14 @@ def test_the_id_of_a_client_is_logged_with_that_of_the_server(
 
 
 @pytest.mark.parametrize("client_id", [None, "", "two words", "\xe9", "a\n", "x" * 129])
-def test_other_ids_of_clients_are_not_logged(
-    client_id: str | None, loop: Any, lines: Callable[[], list[str]]
-) -> None:
+def test_other_ids_of_clients_are_not_logged(client_id, loop, lines):
     log = AccessLog(loop, Metrics("host"))
     log.add("p", "POST", "/", 200, 0.001, "an-id", client_id)
     log.flush()
     assert lines()[0].endswith('HTTP/1.1" 200 1')
 
 
-def test_a_call_names_its_model(loop: Any, lines: Callable[[], list[str]]) -> None:
+def test_a_call_names_its_model(loop, lines):
     for log in (AccessLog(loop, Metrics("host"), as_json=as_json) for as_json in (False, True)):
         log.add_call("p", "S/M", 0, 200, 0.003, "an-id", "mine", "a\nb")
         log.flush()
@@ -115,10 +109,8 @@ def test_a_call_names_its_model(loop: Any, lines: Callable[[], list[str]]) -> No
     assert json.loads(members)["model"] == "a\nb"
 
 
-def test_a_line_is_written_with_its_answer(
-    run: Callable[..., Any], lines: Callable[[], list[str]]
-) -> None:
-    async def scenario() -> None:
+def test_a_line_is_written_with_its_answer(run, lines):
+    async def scenario():
         log = AccessLog(asyncio.get_running_loop(), Metrics("host"))
         for number in range(1, 50):
             add(log)
@@ -128,10 +120,8 @@ def test_a_line_is_written_with_its_answer(
     run(scenario())
 
 
-def test_lines_of_very_many_answers_are_written_together_a_little_later(
-    run: Callable[..., Any], lines: Callable[[], list[str]]
-) -> None:
-    async def scenario() -> None:
+def test_lines_of_very_many_answers_are_written_together_a_little_later(run, lines):
+    async def scenario():
         log = AccessLog(asyncio.get_running_loop(), Metrics("host"))
         for _ in range(200):  # in one moment
             add(log)
@@ -146,10 +136,8 @@ def test_lines_of_very_many_answers_are_written_together_a_little_later(
     run(scenario())
 
 
-def test_a_full_buffer_is_written_without_delay(
-    run: Callable[..., Any], lines: Callable[[], list[str]]
-) -> None:
-    async def scenario() -> None:
+def test_a_full_buffer_is_written_without_delay(run, lines):
+    async def scenario():
         log = AccessLog(asyncio.get_running_loop(), Metrics("host"))
         for _ in range(1000):
             add(log)
@@ -161,9 +149,7 @@ def test_a_full_buffer_is_written_without_delay(
 
 
 @pytest.mark.parametrize("target", ["/a\x1b[31m", "/a\u2028b", "/a\udcff", "/a\x00"])
-def test_control_characters_are_escaped_in_the_log(
-    target: str, loop: Any, lines: Callable[[], list[str]]
-) -> None:
+def test_control_characters_are_escaped_in_the_log(target, loop, lines):
     log = AccessLog(loop, Metrics("host"))
     add(log, target)
     log.flush()
@@ -172,9 +158,7 @@ def test_control_characters_are_escaped_in_the_log(
     assert "/a" in line
 
 
-def test_nothing_is_written_when_the_level_is_off(
-    loop: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_written_when_the_level_is_off(loop, caplog):
     caplog.set_level(logging.WARNING, logger="ACCESS_LOG")
     log = AccessLog(loop, Metrics("host"))
     add(log)

@@ -35,7 +35,7 @@ def add(
 
 
 @pytest.fixture
-def registry() -> Registry:
+def registry():
     registry = Registry()
     add(registry, "counter", "Requests2XX", "How many", "Level").join("Host").update(2)
     add(registry, "counter", "ts_requests_total", "How many", "m").join("a").update(1)
@@ -47,7 +47,7 @@ def lines(registry: Registry, *only: str) -> list[str]:
     return page_of(registry, only).splitlines()
 
 
-def test_names_stand_as_they_were_declared(registry: Registry) -> None:
+def test_names_stand_as_they_were_declared(registry):
     assert lines(registry) == [
         "# HELP Requests2XX How many",
         "# TYPE Requests2XX counter",
@@ -61,7 +61,7 @@ def test_names_stand_as_they_were_declared(registry: Registry) -> None:
     ]
 
 
-def test_the_reader_may_ask_for_some_names_only(registry: Registry) -> None:
+def test_the_reader_may_ask_for_some_names_only(registry):
     assert lines(registry, "Requests2XX", "unknown") == [
         "# HELP Requests2XX How many",
         "# TYPE Requests2XX counter",
@@ -70,7 +70,7 @@ def test_the_reader_may_ask_for_some_names_only(registry: Registry) -> None:
     assert page_of(registry, ["unknown"]) == ""
 
 
-def test_of_a_histogram_single_series_can_be_asked_for() -> None:
+def test_of_a_histogram_single_series_can_be_asked_for():
     registry = Registry()
     add(registry, "histogram", "h", "H", "m", buckets=(1, 2)).join("a").update(1.5)
     assert 'h_bucket{m="a",le="2.0",} 1.0' in lines(registry)
@@ -78,7 +78,7 @@ def test_of_a_histogram_single_series_can_be_asked_for() -> None:
     assert lines(registry, "h_count") == ["# HELP h H", "# TYPE h histogram", 'h_count{m="a",} 1.0']
 
 
-def test_texts_are_escaped() -> None:
+def test_texts_are_escaped():
     registry = Registry()
     add(registry, "counter", "c", 'back\\slash\nnew "quoted"', "m").join('a\\b\n"c"').update(1)
     assert '# HELP c back\\\\slash\\nnew "quoted"' in lines(registry)
@@ -93,7 +93,7 @@ def test_texts_are_escaped() -> None:
         "no name",
     ],
 )
-def test_a_name_that_is_taken_or_none_is_refused(name: str, registry: Registry) -> None:
+def test_a_name_that_is_taken_or_none_is_refused(name, registry):
     with pytest.raises(ValueError):
         add(registry, "counter", name, "")
 
@@ -116,13 +116,13 @@ def test_a_name_that_is_taken_or_none_is_refused(name: str, registry: Registry) 
         (float("nan"), "NaN"),
     ],
 )
-def test_numbers_are_written_as_java_does(value: float, text: str) -> None:
+def test_numbers_are_written_as_java_does(value, text):
     registry = Registry()
     add(registry, "gauge", "g", "G", "m").join("a").update(value)
     assert lines(registry)[-1] == f'g{{m="a",}} {text}'
 
 
-def test_bounds_of_a_histogram_are_numbers_and_other_labels_are_not() -> None:
+def test_bounds_of_a_histogram_are_numbers_and_other_labels_are_not():
     registry = Registry()
     add(registry, "histogram", "h", "H", buckets=(0.0001, 1e7)).join().update(2)
     add(registry, "gauge", "g", "G", "le").join("1e7").update(1)
@@ -135,7 +135,7 @@ def test_bounds_of_a_histogram_are_numbers_and_other_labels_are_not() -> None:
     assert "h_sum 2.0" in lines(registry)  # a metric without labels has no braces
 
 
-def test_a_parser_of_prometheus_reads_the_text(registry: Registry) -> None:
+def test_a_parser_of_prometheus_reads_the_text(registry):
     families = text_string_to_metric_families(page_of(registry))
     read = [
         (each.type, sample.labels, sample.value) for each in families for sample in each.samples
@@ -190,16 +190,16 @@ def parsed(text: str) -> dict[str, Metric]:
         (";,;q;=,application/openmetrics-text;;q", False),
     ],
 )
-def test_the_format_is_the_one_that_the_client_prefers(accept: str, is_openmetrics: bool) -> None:
+def test_the_format_is_the_one_that_the_client_prefers(accept, is_openmetrics):
     assert prefers_openmetrics(accept) == is_openmetrics
 
 
 @given(st.text('aoq;=,. "01e'))
-def test_any_header_may_follow(accept: str) -> None:
+def test_any_header_may_follow(accept):
     assert prefers_openmetrics(f"application/openmetrics-text, {accept}")
 
 
-def test_names_are_the_same_in_openmetrics(registry: Registry) -> None:
+def test_names_are_the_same_in_openmetrics(registry):
     add(registry, "histogram", "h", "H", "m", buckets=(0.5, 2)).join("a").update(1.5)
     assert openmetrics_of(registry).splitlines() == [
         "# HELP Requests2XX How many",
@@ -222,7 +222,7 @@ def test_names_are_the_same_in_openmetrics(registry: Registry) -> None:
     ]
 
 
-def test_each_bucket_has_its_latest_exemplar() -> None:
+def test_each_bucket_has_its_latest_exemplar():
     registry = Registry()
     series = add(registry, "histogram", "h", "H", "m", buckets=(1, 2)).join("a")
     series.update_with(0.2, TimeLine("first", time.monotonic()))
@@ -245,7 +245,7 @@ def test_each_bucket_has_its_latest_exemplar() -> None:
     assert "late" not in openmetrics_of(registry)
 
 
-def test_a_metric_that_openmetrics_does_not_allow_keeps_its_samples() -> None:
+def test_a_metric_that_openmetrics_does_not_allow_keeps_its_samples():
     registry = Registry()
     add(registry, "counter", "jobs_total", "Clashes with the next", "m").join("a").update(1)
     add(registry, "gauge", "jobs", "Clashes with the last", "m").join("a").update(2)
@@ -261,7 +261,7 @@ def test_a_metric_that_openmetrics_does_not_allow_keeps_its_samples() -> None:
     assert shown == plain
 
 
-def test_of_asked_names_and_relayed_samples_the_type_is_unknown(registry: Registry) -> None:
+def test_of_asked_names_and_relayed_samples_the_type_is_unknown(registry):
     histogram = add(registry, "histogram", "h", "H", "m", buckets=(1,))
     for who in "ab":
         histogram.join(who).update(0.5)
@@ -287,8 +287,8 @@ def test_of_asked_names_and_relayed_samples_the_type_is_unknown(registry: Regist
     buckets=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=3),
 )
 def test_the_parser_of_openmetrics_reads_what_the_other_page_has(
-    kind: str, name: str, other: str, text: str, values: list[float], buckets: list[float]
-) -> None:
+    kind, name, other, text, values, buckets
+):
     registry = Registry()
     bounds = tuple(sorted(set(buckets)))
     series = add(registry, kind, name, text, "m", buckets=bounds).join(text)

@@ -1,8 +1,6 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -16,7 +14,7 @@ from marserve.frontend.telemetry.gpu import (
 )
 
 
-def test_each_gpu_has_its_figures(driver: Any) -> None:
+def test_each_gpu_has_its_figures(driver):
     driver.gpus = [(37, 12, 1024, 4096), (0, 0, 0, 4096)]
     first, second = read_gpus()
     assert first == Gpu(37, 12, 1024, 4096)
@@ -24,23 +22,23 @@ def test_each_gpu_has_its_figures(driver: Any) -> None:
     assert not driver.sessions
 
 
-def test_a_share_of_a_gpu_has_no_utilization(driver: Any) -> None:
+def test_a_share_of_a_gpu_has_no_utilization(driver):
     driver.gpus = [(None, None, 512, 1024)]
     assert read_gpus() == [Gpu(None, None, 512, 1024)]
 
 
-def test_a_gpu_without_any_figures(driver: Any) -> None:
+def test_a_gpu_without_any_figures(driver):
     driver.gpus = [(None, None, None, None)]
     assert read_gpus() == [Gpu(None, None, None, None)]
     assert read_gpus()[0].memory_utilization is None
 
 
-def test_an_old_driver_is_asked_in_its_way(driver: Any) -> None:
+def test_an_old_driver_is_asked_in_its_way(driver):
     driver.gpus, driver.is_old = [(1, 2, 3, 4)], True
     assert read_gpus() == [Gpu(1, 2, 3, 4)]
 
 
-def test_without_a_driver_there_is_no_gpu(driver: Any) -> None:
+def test_without_a_driver_there_is_no_gpu(driver):
     driver.gpus, driver.is_loaded = [(1, 2, 3, 4)], False
     assert (read_gpus(), count_gpus({})) == ([], 0)
 
@@ -55,16 +53,12 @@ def test_without_a_driver_there_is_no_gpu(driver: Any) -> None:
         ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
     ],
 )
-def test_gpus_are_counted_as_cuda_would_show_them(
-    driver: Any, environment: dict[str, str], count: int
-) -> None:
+def test_gpus_are_counted_as_cuda_would_show_them(driver, environment, count):
     driver.gpus = [(0, 0, 0, 1)] * 2
     assert count_gpus(environment) == count
 
 
-def test_a_start_does_not_wait_for_a_driver_that_hangs(
-    driver: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_start_does_not_wait_for_a_driver_that_hangs(driver, monkeypatch, caplog):
     monkeypatch.setattr(gpu, "_START_SECONDS", 0.01)
     driver.gpus = [(0, 0, 0, 1)]
     with driver.hanging():
@@ -72,12 +66,10 @@ def test_a_start_does_not_wait_for_a_driver_that_hangs(
     assert "does not answer" in caplog.text
 
 
-def test_each_description_waited_for_a_hung_driver_and_left_a_thread(
-    driver: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_description_waited_for_a_hung_driver_and_left_a_thread(driver, monkeypatch, caplog):
     monkeypatch.setattr(gpu, "_READ_SECONDS", 0.05)
 
-    async def scenario() -> None:
+    async def scenario():
         reader = GpuReader()
         before = threading.active_count()
         with driver.hanging():
@@ -94,10 +86,8 @@ def test_each_description_waited_for_a_hung_driver_and_left_a_thread(
     assert caplog.text.count("does not answer") == 1
 
 
-def test_who_asks_within_a_second_gets_the_same_answer(
-    driver: Any, run: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_who_asks_within_a_second_gets_the_same_answer(driver, run):
+    async def scenario():
         reader = GpuReader()
         driver.gpus = [(1, 2, 3, 4)]
         asked = await asyncio.gather(*[reader.read() for _ in range(5)])
@@ -110,6 +100,6 @@ def test_who_asks_within_a_second_gets_the_same_answer(
     run(scenario())
 
 
-def test_a_driver_that_fails_at_the_end_of_a_question_has_answered_it(driver: Any) -> None:
+def test_a_driver_that_fails_at_the_end_of_a_question_has_answered_it(driver):
     driver.gpus, driver.fails_at_end = [(1, 2, 3, 4)], True
     assert read_gpus() == [Gpu(1, 2, 3, 4)]

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,12 +51,12 @@ class Lab:
 
 
 @pytest.fixture
-def lab() -> Lab:
+def lab():
     return Lab(MetricsConfig({}, {}, keeps_undeclared=True))
 
 
 @pytest.fixture
-def declared() -> Lab:
+def declared():
     return Lab(parse_metrics_config(DECLARED))
 
 
@@ -71,19 +70,19 @@ def row(
 
 
 @pytest.mark.parametrize(("kind", "total"), [("counter", "5.0"), ("gauge", "3.0")])
-def test_a_row_becomes_a_metric_when_it_is_first_seen(kind: str, total: str, lab: Lab) -> None:
+def test_a_row_becomes_a_metric_when_it_is_first_seen(kind, total, lab):
     lab.rows.record([row(kind, "Cats", 2), row(kind, "Cats", 3)])
     assert lab.samples("Cats") == [f"Cats{{{LABELS},}} {total}"]
     assert f"# TYPE Cats {kind}" in page_of(lab.registry)
     assert "metric with unit: ms" in page_of(lab.registry)
 
 
-def test_a_histogram_is_observed(lab: Lab) -> None:
+def test_a_histogram_is_observed(lab):
     lab.rows.record([row("histogram", "Cats", 2), row("histogram", "Cats", 3)])
     assert lab.samples("Cats_sum")[0].endswith(" 5.0")
 
 
-def test_each_value_of_a_dimension_is_a_series_whatever_their_order(lab: Lab) -> None:
+def test_each_value_of_a_dimension_is_a_series_whatever_their_order(lab):
     lion = [["ModelName", "lion"], ["Level", "Model"]]
     lab.rows.record(
         [
@@ -114,9 +113,7 @@ def test_each_value_of_a_dimension_is_a_series_whatever_their_order(lab: Lab) ->
     ],
     ids=repr,
 )
-def test_an_invalid_row_is_logged_once_and_affects_no_other(
-    bad: Any, lab: Lab, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_invalid_row_is_logged_once_and_affects_no_other(bad, lab, caplog):
     good = row("counter", "Cats", 1)
     lab.rows.record([good, bad, good])
     lab.rows.record([bad])
@@ -136,9 +133,7 @@ def test_an_invalid_row_is_logged_once_and_affects_no_other(
     ],
     ids=repr,
 )
-def test_metrics_that_are_invalid_on_the_page_are_in_the_log(
-    unlucky: Any, lab: Lab, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_metrics_that_are_invalid_on_the_page_are_in_the_log(unlucky, lab, caplog):
     lab.registry.add(Declared("counter", "Taken", "", ()))
     good = row("counter", "Cats", 1)
     lab.rows.record([good, unlucky, unlucky])
@@ -148,7 +143,7 @@ def test_metrics_that_are_invalid_on_the_page_are_in_the_log(
     assert [name for name, *_ in lab.updates] == ["Cats", unlucky[1], unlucky[1]]
 
 
-def test_undeclared_metrics_are_left_out_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_undeclared_metrics_are_left_out_and_logged_once(caplog):
     lab = Lab(MetricsConfig({}, {}))
     lab.rows.record([row("counter", "Cats", 1)] * 2)
     assert lab.updates == []
@@ -161,7 +156,7 @@ def test_undeclared_metrics_are_left_out_and_logged_once(caplog: pytest.LogCaptu
 # -- what metrics.yaml declares --------------------------------------------------------------------
 
 
-def test_a_declared_metric_is_announced_before_its_first_update(declared: Lab) -> None:
+def test_a_declared_metric_is_announced_before_its_first_update(declared):
     text = page_of(declared.registry)
     assert "# HELP Mice Torchserve prometheus counter metric with unit: Tails\n" in text
     assert "# TYPE Mice counter\n" in text
@@ -176,16 +171,14 @@ def test_a_declared_metric_is_announced_before_its_first_update(declared: Lab) -
         ([["ModelName", "tom"], ["Level", "attic"]], "tom"),  # else by position
     ],
 )
-def test_type_unit_and_labels_are_the_files(
-    dimensions: list[list[str]], who: str, declared: Lab
-) -> None:
+def test_type_unit_and_labels_are_the_files(dimensions, who, declared):
     declared.rows.record([row("gauge", "Mice", 2, dimensions), row("", "Mice", 2, dimensions)])
     (sample,) = declared.samples("Mice{")
     assert sample == f'Mice{{Who="{who}",Where="attic",Hostname="host",}} 4.0'
     assert declared.updates == [("Mice", (who, "attic", "host"), 2.0, "id")] * 2
 
 
-def test_buckets_are_the_files(declared: Lab) -> None:
+def test_buckets_are_the_files(declared):
     declared.rows.record([row("gauge", "Purr", 25)])
     assert [line.rpartition(" ")[2] for line in declared.samples("Purr_bucket")] == [
         "0.0",
@@ -194,19 +187,19 @@ def test_buckets_are_the_files(declared: Lab) -> None:
     ]
 
 
-def test_too_many_dimensions_are_an_error(declared: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_many_dimensions_are_an_error(declared, caplog):
     declared.rows.record([row("counter", "Mice", 1, [["Who", "tom"]])])
     assert "Who, Where" in caplog.text
     assert declared.updates == []
 
 
-def test_a_declared_name_that_is_invalid_in_prometheus_is_in_the_log(declared: Lab) -> None:
+def test_a_declared_name_that_is_invalid_in_prometheus_is_in_the_log(declared):
     declared.rows.record([row("counter", "two words", 3, [])])
     assert declared.updates == [("two words", ("host",), 3.0, "id")]
     assert "two words" not in page_of(declared.registry)
 
 
-def test_the_server_updates_declared_series_only(declared: Lab) -> None:
+def test_the_server_updates_declared_series_only(declared):
     mice = declared.rows.own("Mice", "tom", "attic")
     assert mice is not None
     declared.rows.update(mice, 1.0, ["id-1", "id-2"])
@@ -218,7 +211,7 @@ def test_the_server_updates_declared_series_only(declared: Lab) -> None:
 # -- their end -------------------------------------------------------------------------------------
 
 
-def test_series_end_with_the_last_model_that_took_part(lab: Lab) -> None:
+def test_series_end_with_the_last_model_that_took_part(lab):
     other = ModelRows(lab.metrics)
     lab.rows.record([row("counter", "Cats", 1), row("counter", "Dogs", 1)])
     other.record([row("counter", "Cats", 1)])
@@ -233,7 +226,7 @@ def test_series_end_with_the_last_model_that_took_part(lab: Lab) -> None:
     assert "# TYPE Cats gauge" in page_of(lab.registry)
 
 
-def test_declared_metrics_stay_announced(declared: Lab) -> None:
+def test_declared_metrics_stay_announced(declared):
     declared.rows.record([row("counter", "Mice", 1)])
     declared.rows.end()
     assert "# TYPE Mice counter" in page_of(declared.registry)
@@ -253,13 +246,7 @@ def test_declared_metrics_stay_announced(declared: Lab) -> None:
         ),
     ],
 )
-def test_beyond_the_limits_there_is_only_the_log(
-    limit: str,
-    make: Callable[[int], list[Any]],
-    lab: Lab,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_beyond_the_limits_there_is_only_the_log(limit, make, lab, monkeypatch, caplog):
     monkeypatch.setattr(handler_metrics, limit, 3)
     lab.rows.record([make(number) for number in range(5)])
     assert len([line for line in page_of(lab.registry).splitlines() if line[0] != "#"]) == 3
@@ -267,14 +254,14 @@ def test_beyond_the_limits_there_is_only_the_log(
     assert len(caplog.records) == 1
 
 
-def test_what_is_logged_is_bounded(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_logged_is_bounded(lab, caplog):
     for number in range(2000):
         lab.rows.record([row("", f"{number}" * 1000, 1)])
     assert len(caplog.records) <= 1001
     assert max(len(record.getMessage()) for record in caplog.records) < 1000
 
 
-def test_the_help_of_a_declaration_has_its_unit() -> None:
+def test_the_help_of_a_declaration_has_its_unit():
     assert Declared("gauge", "A", "ms", ()).help == (
         "Torchserve prometheus gauge metric with unit: ms"
     )
@@ -313,7 +300,7 @@ def test_the_help_of_a_declaration_has_its_unit() -> None:
         ),
     ],
 )
-def test_lines_of_torchserve_are_read(line: str, expected: list[Any]) -> None:
+def test_lines_of_torchserve_are_read(line, expected):
     assert parse_metric_line(line) == expected
 
 
@@ -335,11 +322,11 @@ def test_lines_of_torchserve_are_read(line: str, expected: list[Any]) -> None:
         "A.ms:1|#Level:Host|#hostname:box,soon",
     ],
 )
-def test_other_lines_are_none(line: str) -> None:
+def test_other_lines_are_none(line):
     assert parse_metric_line(line) is None
 
 
 @given(st.text(), st.sampled_from(["", "[METRICS]", "[METRICS]A.ms:1|#", f"A.ms:1|#x:1{END}"]))
-def test_any_text_is_a_row_or_none(text: str, start: str) -> None:
+def test_any_text_is_a_row_or_none(text, start):
     row = parse_metric_line(start + text)
     assert row is None or len(row) == 6

@@ -1,7 +1,7 @@
 import logging
 from collections.abc import Callable
-from types import ModuleType
 
+import fakes
 import pytest
 from steps import page_of
 
@@ -16,7 +16,7 @@ MODEL = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
 
 
 @pytest.fixture
-def metrics() -> Metrics:
+def metrics():
     return Metrics("host", load_metrics_config(auto_detect=True))
 
 
@@ -24,7 +24,7 @@ Value = Callable[[Metrics, str, dict[str, str]], float | None]
 
 
 @pytest.fixture
-def value(fakes: ModuleType) -> Value:
+def value():
     """Return the value of a sample on the page, by metrics, name and labels."""
     return fakes.sample_value  # type: ignore[no-any-return]
 
@@ -40,9 +40,7 @@ def value(fakes: ModuleType) -> Value:
         (999, "Requests5XX"),
     ],
 )
-def test_answers_are_counted_by_the_class_of_their_status(
-    status: int, name: str, metrics: Metrics, value: Value
-) -> None:
+def test_answers_are_counted_by_the_class_of_their_status(status, name, metrics, value):
     metrics.count_response(status)
     counted = {
         each: value(metrics, each, HOST) for each in ("Requests2XX", "Requests4XX", "Requests5XX")
@@ -50,9 +48,7 @@ def test_answers_are_counted_by_the_class_of_their_status(
     assert counted == {each: 1.0 if each == name else 0.0 for each in counted}
 
 
-def test_requests_are_counted_under_the_version_their_url_names(
-    metrics: Metrics, value: Value
-) -> None:
+def test_requests_are_counted_under_the_version_their_url_names(metrics, value):
     model = ModelMetrics(metrics, "m", "1.0")
     model.versioned.accepted()
     model.unversioned.accepted()
@@ -64,7 +60,7 @@ def test_requests_are_counted_under_the_version_their_url_names(
     assert value(metrics, "ts_inference_latency_microseconds", default) == 2_000_000
 
 
-def test_a_batch_is_counted_with_its_size_and_its_times(metrics: Metrics, value: Value) -> None:
+def test_a_batch_is_counted_with_its_size_and_its_times(metrics, value):
     cats = ["counter", "Cats", "Count", 2, [["ModelName", "m"]], []]
     reply = Reply(metrics=[cats], handler_ms=300.0)
     ModelMetrics(metrics, "m", "1.0").batch_done((), 3, 0.25, 0.5, reply)
@@ -77,9 +73,7 @@ def test_a_batch_is_counted_with_its_size_and_its_times(metrics: Metrics, value:
     assert 'Cats{ModelName="m"' in page_of(metrics.registry)
 
 
-def test_the_window_of_a_batch_is_counted_where_there_is_one(
-    metrics: Metrics, value: Value
-) -> None:
+def test_the_window_of_a_batch_is_counted_where_there_is_one(metrics, value):
     model = ModelMetrics(metrics, "m", "1.0")
     model.batch_done((), 3, 0.25, 0.5, Reply(), held=0.1)
     model.batch_done((), 3, 0.25, 0.5, Reply())  # a step of continuous batching
@@ -87,9 +81,7 @@ def test_the_window_of_a_batch_is_counted_where_there_is_one(
     assert value(metrics, "marserve_batch_window_seconds_count", MODEL) == 1
 
 
-def test_histograms_have_the_times_of_a_request_and_of_the_handler(
-    metrics: Metrics, value: Value
-) -> None:
+def test_histograms_have_the_times_of_a_request_and_of_the_handler(metrics, value):
     model = ModelMetrics(metrics, "m", "1.0")
     model.versioned.answered(0.5, 2.0, ("id",))
     model.unversioned.answered(0.25, 1.0, ("id",))
@@ -102,7 +94,7 @@ def test_histograms_have_the_times_of_a_request_and_of_the_handler(
     assert value(metrics, "marserve_request_seconds_bucket", {**MODEL, "le": "1.0"}) == 1
 
 
-def test_what_became_of_failed_batches_is_counted(metrics: Metrics, value: Value) -> None:
+def test_what_became_of_failed_batches_is_counted(metrics, value):
     model = ModelMetrics(metrics, "m", "1.0")
     model.isolated_batches.update(1)
     model.suspected_requests.update(1)
@@ -112,7 +104,7 @@ def test_what_became_of_failed_batches_is_counted(metrics: Metrics, value: Value
     assert value(metrics, "marserve_retried_requests_total", MODEL) == 3
 
 
-def test_failures_rejections_and_loads_are_counted(metrics: Metrics, value: Value) -> None:
+def test_failures_rejections_and_loads_are_counted(metrics, value):
     model = ModelMetrics(metrics, "m", "1.0")
     model.failed_batches.update(1)
     model.worker_failures.update(1)
@@ -128,7 +120,7 @@ def test_failures_rejections_and_loads_are_counted(metrics: Metrics, value: Valu
     assert "W-1" not in page_of(metrics.registry)
 
 
-def test_a_watched_gauge_is_read_with_the_page(metrics: Metrics) -> None:
+def test_a_watched_gauge_is_read_with_the_page(metrics):
     lengths = [3.0]
     gauge = WatchedGauge("queued", "Jobs", ["model"], lambda: [(["m"], lengths[0])])
     metrics.registry.watch(gauge)
@@ -137,16 +129,14 @@ def test_a_watched_gauge_is_read_with_the_page(metrics: Metrics) -> None:
     assert 'queued{model="m",} 4.0' in page_of(metrics.registry)
 
 
-def test_names_are_torchserves_without_the_suffix_and_without_birthdays(metrics: Metrics) -> None:
+def test_names_are_torchserves_without_the_suffix_and_without_birthdays(metrics):
     metrics.count_response(200)
     text = page_of(metrics.registry)
     assert 'Requests2XX{Level="Host",Hostname="host",} 1.0' in text
     assert "_created" not in text
 
 
-def test_declared_metrics_are_on_the_page_and_have_samples_after_updates(
-    metrics: Metrics,
-) -> None:
+def test_declared_metrics_are_on_the_page_and_have_samples_after_updates(metrics):
     lines = page_of(metrics.registry).splitlines()
     announced = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     assert {*metrics.config.ts, *metrics.config.model} <= announced
@@ -168,11 +158,11 @@ model_metrics: {}
 
 
 @pytest.fixture
-def chosen() -> Metrics:
+def chosen():
     return Metrics("host", parse_metrics_config(YAML))
 
 
-def test_what_the_file_leaves_out_is_not_reported(chosen: Metrics) -> None:
+def test_what_the_file_leaves_out_is_not_reported(chosen):
     chosen.count_response(200)
     model = ModelMetrics(chosen, "m", "1.0")
     model.versioned.accepted()
@@ -185,7 +175,7 @@ def test_what_the_file_leaves_out_is_not_reported(chosen: Metrics) -> None:
         assert name not in text
 
 
-def test_type_labels_and_buckets_are_the_files(chosen: Metrics) -> None:
+def test_type_labels_and_buckets_are_the_files(chosen):
     ModelMetrics(chosen, "m", "1.0").batch_done((), 1, 0.25, 0.5, Reply(handler_ms=300.0))
     text = page_of(chosen.registry)
     assert 'QueueTime_bucket{Level="Host",Hostname="host",le="1000.0",} 1.0' in text
@@ -195,7 +185,7 @@ def test_type_labels_and_buckets_are_the_files(chosen: Metrics) -> None:
 # -- the host --------------------------------------------------------------------------------------
 
 
-def test_figures_of_the_host_come_by_name(chosen: Metrics) -> None:
+def test_figures_of_the_host_come_by_name(chosen):
     chosen.report_system("Fans", 900, "Host", "front")
     chosen.report_system("Fans", 800, "Host", "back")
     text = page_of(chosen.registry)
@@ -203,12 +193,12 @@ def test_figures_of_the_host_come_by_name(chosen: Metrics) -> None:
     assert 'Fans{Level="Host",Which="back",Hostname="host",} 800.0' in text
 
 
-def test_a_figure_with_other_dimensions_is_refused(chosen: Metrics) -> None:
+def test_a_figure_with_other_dimensions_is_refused(chosen):
     with pytest.raises(ValueError, match="Level, Which, Hostname"):
         chosen.report_system("Fans", 900, "Host")
 
 
-def test_the_series_of_the_host_are_bounded(chosen: Metrics) -> None:
+def test_the_series_of_the_host_are_bounded(chosen):
     for number in range(1000):
         chosen.report_system("Fans", 1, "Host", str(number))
     with pytest.raises(ValueError, match="1000 series"):
@@ -218,7 +208,7 @@ def test_the_series_of_the_host_are_bounded(chosen: Metrics) -> None:
 # -- lines that a handler prints -------------------------------------------------------------------
 
 
-def test_a_printed_line_counts_like_a_reported_metric(metrics: Metrics) -> None:
+def test_a_printed_line_counts_like_a_reported_metric(metrics):
     model = ModelMetrics(metrics, "m", "1.0")
     for _ in range(2):
         model.printed("[METRICS]Cats.Count:2|#ModelName:m|#type:COUNTER|#hostname:x,1,id")
@@ -226,9 +216,7 @@ def test_a_printed_line_counts_like_a_reported_metric(metrics: Metrics) -> None:
 
 
 @pytest.mark.parametrize("line", ["[METRICS]", "[METRICS]Cats.Count:many|#a:b|#hostname:x,1"])
-def test_a_printed_line_that_is_none_is_logged(
-    line: str, metrics: Metrics, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_printed_line_that_is_none_is_logged(line, metrics, caplog):
     ModelMetrics(metrics, "m", "1.0").printed(line)
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
@@ -254,7 +242,7 @@ def use(model: ModelMetrics) -> None:
     model.rejected("queue_full")
 
 
-def test_the_series_of_an_unregistered_version_leave_the_page(metrics: Metrics) -> None:
+def test_the_series_of_an_unregistered_version_leave_the_page(metrics):
     first, second = ModelMetrics(metrics, "m", "1.0"), ModelMetrics(metrics, "m", "2.0")
     use(first)
     use(second)
@@ -270,7 +258,7 @@ def test_the_series_of_an_unregistered_version_leave_the_page(metrics: Metrics) 
     assert '"m"' not in page_of(metrics.registry)
 
 
-def test_updates_after_the_close_are_ignored(metrics: Metrics) -> None:
+def test_updates_after_the_close_are_ignored(metrics):
     model = ModelMetrics(metrics, "m", "1.0")
     untouched = ModelMetrics(metrics, "n", "1.0")
     use(model)
@@ -284,7 +272,7 @@ def test_updates_after_the_close_are_ignored(metrics: Metrics) -> None:
     assert '"n"' not in text
 
 
-def test_a_failed_registration_leaves_the_series_of_the_existing_version(metrics: Metrics) -> None:
+def test_a_failed_registration_leaves_the_series_of_the_existing_version(metrics):
     model = ModelMetrics(metrics, "m", "1.0")
     use(model)
     before = page_of(metrics.registry)
@@ -292,7 +280,7 @@ def test_a_failed_registration_leaves_the_series_of_the_existing_version(metrics
     assert page_of(metrics.registry) == before
 
 
-def test_a_model_that_is_registered_again_counts_from_zero(metrics: Metrics, value: Value) -> None:
+def test_a_model_that_is_registered_again_counts_from_zero(metrics, value):
     for _ in range(2):
         model = ModelMetrics(metrics, "m", "1.0")
         use(model)

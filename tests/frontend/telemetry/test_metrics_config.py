@@ -26,7 +26,7 @@ def load(tmp_path: Path, text: str, auto_detect: bool = False) -> MetricsConfig:
 
 
 @pytest.fixture
-def built_in() -> MetricsConfig:
+def built_in():
     return load_metrics_config()
 
 
@@ -69,9 +69,7 @@ def built_in() -> MetricsConfig:
         (("HandlerTime", "PredictionTime"), "gauge", "ms", "ModelName Level Hostname"),
     ],
 )
-def test_it_declares_torchserves_metrics(
-    names: tuple[str, ...], kind: str, unit: str, dimensions: str, built_in: MetricsConfig
-) -> None:
+def test_it_declares_torchserves_metrics(names, kind, unit, dimensions, built_in):
     both = {**built_in.ts, **built_in.model}
     for name in names:
         declared = both[name]
@@ -79,9 +77,7 @@ def test_it_declares_torchserves_metrics(
         assert found == (kind, unit, dimensions)
 
 
-def test_it_declares_nothing_else_and_nothing_invalid_in_prometheus(
-    built_in: MetricsConfig,
-) -> None:
+def test_it_declares_nothing_else_and_nothing_invalid_in_prometheus(built_in):
     assert len(built_in.ts) == 19
     assert len(built_in.model) == 2
     for declared in (*built_in.ts.values(), *built_in.model.values()):
@@ -91,7 +87,7 @@ def test_it_declares_nothing_else_and_nothing_invalid_in_prometheus(
 # -- a file of the operator's ----------------------------------------------------------------------
 
 
-def test_lists_anchors_and_buckets_are_read(tmp_path: Path) -> None:
+def test_lists_anchors_and_buckets_are_read(tmp_path):
     config = load(
         tmp_path,
         """
@@ -114,7 +110,7 @@ model_metrics:
     assert tokens.dimensions == ("ModelName", "Hostname")
 
 
-def test_hostname_is_added_once(tmp_path: Path) -> None:
+def test_hostname_is_added_once(tmp_path):
     entry = "{name: A, unit: ms, dimensions: [Hostname, Level]}"
     config = load(tmp_path, f"model_metrics: {{gauge: [{entry}]}}")
     assert config.model["A"].dimensions == ("Level", "Hostname")
@@ -158,12 +154,8 @@ def test_hostname_is_added_once(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_cannot_be_used_is_logged_and_replaced_by_the_built_in_one(
-    text: str,
-    reason: str,
-    tmp_path: Path,
-    built_in: MetricsConfig,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    text, reason, tmp_path, built_in, caplog
+):
     with pytest.raises(MetricsConfigError, match=reason):
         parse_metrics_config(text.encode())
     config = load(tmp_path, text)
@@ -187,7 +179,7 @@ NAMES = st.sampled_from(["ts_metrics", "model_metrics"])
 @given(
     st.binary() | st.dictionaries(NAMES, SECTION | JSON).map(lambda each: json.dumps(each).encode())
 )
-def test_any_text_is_a_metrics_config_or_a_metrics_config_error(text: bytes) -> None:
+def test_any_text_is_a_metrics_config_or_a_metrics_config_error(text):
     try:
         config = parse_metrics_config(text)
     except MetricsConfigError:
@@ -197,17 +189,13 @@ def test_any_text_is_a_metrics_config_or_a_metrics_config_error(text: bytes) -> 
         assert all(map(math.isfinite, declared.buckets))
 
 
-def test_a_missing_file_is_logged_too(
-    tmp_path: Path, built_in: MetricsConfig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_file_is_logged_too(tmp_path, built_in, caplog):
     assert load_metrics_config(tmp_path / "none.yaml").ts == built_in.ts
     assert "none.yaml" in caplog.text
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_is_logged_too(
-    tmp_path: Path, built_in: MetricsConfig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_pipe_is_logged_too(tmp_path, built_in, caplog):
     os.mkfifo(tmp_path / "pipe.yaml")
     assert load_metrics_config(tmp_path / "pipe.yaml").ts == built_in.ts
     assert "pipe.yaml: is no file" in caplog.text
@@ -225,13 +213,8 @@ def test_a_pipe_is_logged_too(
     ],
 )
 def test_an_entry_that_does_not_fit_is_logged_and_left_out(
-    section: str,
-    name: str,
-    dimensions: str,
-    reason: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    section, name, dimensions, reason, tmp_path, caplog
+):
     other = "{name: other, unit: u, dimensions: []}"
     entry = f"{{name: {name}, unit: u, dimensions: {dimensions}}}"
     text = f"{MODEL if section == 'ts_metrics' else ''}{section}: {{gauge: [{entry}, {other}]}}"
@@ -242,14 +225,12 @@ def test_an_entry_that_does_not_fit_is_logged_and_left_out(
     assert reason in record.message
 
 
-def test_handlers_may_use_names_that_are_invalid_in_prometheus(tmp_path: Path) -> None:
+def test_handlers_may_use_names_that_are_invalid_in_prometheus(tmp_path):
     entry = "{name: two words, unit: u, dimensions: [a-b]}"
     assert "two words" in load(tmp_path, f"model_metrics: {{gauge: [{entry}]}}").model
 
 
-def test_a_name_of_the_servers_is_not_a_handlers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_name_of_the_servers_is_not_a_handlers(tmp_path, caplog):
     entry = "{gauge: [{name: Both, unit: u, dimensions: []}]}"
     config = load(tmp_path, f"ts_metrics: {entry}\nmodel_metrics: {entry}")
     assert "Both" in config.ts
@@ -264,9 +245,7 @@ def test_a_name_of_the_servers_is_not_a_handlers(
     ("auto_detect", "kept"),
     [(True, {"Custom", "HandlerTime"}), (False, set())],
 )
-def test_undeclared_metrics_are_left_out_unless_they_are_detected(
-    auto_detect: bool, kept: set[str], tmp_path: Path
-) -> None:
+def test_undeclared_metrics_are_left_out_unless_they_are_detected(auto_detect, kept, tmp_path):
     config = load(tmp_path, MODEL, auto_detect)
     assert {
         name

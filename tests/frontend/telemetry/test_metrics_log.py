@@ -20,16 +20,16 @@ TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - ")
 
 
 @pytest.fixture
-def metrics() -> Metrics:
+def metrics():
     return Metrics("box", load_metrics_config(auto_detect=True))
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+def lines(caplog):
     """Return logger and text of the lines since the last call, without the times."""
     caplog.set_level(logging.INFO)
 
-    def taken() -> list[tuple[str, str]]:
+    def taken():
         found = [
             (record.name, line)
             for record in caplog.records
@@ -51,9 +51,7 @@ def cats(value: float, *ids: str) -> list[Any]:
 # -- what the server counts ------------------------------------------------------------------------
 
 
-def test_a_counter_is_written_by_its_increment_and_only_when_it_changed(
-    metrics: Metrics, lines: Lines
-) -> None:
+def test_a_counter_is_written_by_its_increment_and_only_when_it_changed(metrics, lines):
     log = MetricsLog(metrics, delayed=True)
     log.flush()
     assert lines() == []
@@ -67,7 +65,7 @@ def test_a_counter_is_written_by_its_increment_and_only_when_it_changed(
         ]
 
 
-def test_a_gauge_is_written_by_its_value(metrics: Metrics, lines: Lines) -> None:
+def test_a_gauge_is_written_by_its_value(metrics, lines):
     log = MetricsLog(metrics)
     for value in (0.0, 40.0, 30.0):
         metrics.queue_time.update(value)
@@ -78,7 +76,7 @@ def test_a_gauge_is_written_by_its_value(metrics: Metrics, lines: Lines) -> None
         ]
 
 
-def test_a_histogram_is_written_by_the_mean_of_what_was_new(lines: Lines) -> None:
+def test_a_histogram_is_written_by_the_mean_of_what_was_new(lines):
     entry = "{name: QueueTime, unit: ms, dimensions: [Level, Hostname]}"
     text = f"ts_metrics: {{histogram: [{entry}]}}\nmodel_metrics: {{}}"
     metrics = Metrics("box", parse_metrics_config(text.encode()))
@@ -92,7 +90,7 @@ def test_a_histogram_is_written_by_the_mean_of_what_was_new(lines: Lines) -> Non
         assert line == f"QueueTime.ms:{mean}|#Level:Host|#hostname:box,timestamp:T"
 
 
-def test_the_time_of_a_prediction_is_among_the_models(metrics: Metrics, lines: Lines) -> None:
+def test_the_time_of_a_prediction_is_among_the_models(metrics, lines):
     log = MetricsLog(metrics)
     model = ModelMetrics(metrics, "m", "1.0")
     model.batch_done(("id-1", "id-2"), 2, 0.25, 0.5, Reply(handler_ms=300.0))
@@ -105,7 +103,7 @@ def test_the_time_of_a_prediction_is_among_the_models(metrics: Metrics, lines: L
     assert expected in lines()
 
 
-def test_our_own_additions_are_for_prometheus_only(metrics: Metrics, lines: Lines) -> None:
+def test_our_own_additions_are_for_prometheus_only(metrics, lines):
     log = MetricsLog(metrics)
     ModelMetrics(metrics, "m", "1.0").failed_batches.update(1)
     log.flush()
@@ -113,16 +111,14 @@ def test_our_own_additions_are_for_prometheus_only(metrics: Metrics, lines: Line
 
 
 @pytest.mark.parametrize(("legacy", "written"), [(False, 1), (True, 0)])
-def test_the_legacy_log_leaves_out_the_counters_that_came_later(
-    legacy: bool, written: int, metrics: Metrics, lines: Lines
-) -> None:
+def test_the_legacy_log_leaves_out_the_counters_that_came_later(legacy, written, metrics, lines):
     log = MetricsLog(metrics, legacy=legacy)
     ModelMetrics(metrics, "m", "1.0").versioned.accepted()
     log.flush()
     assert len(lines()) == written
 
 
-def test_what_a_model_counted_last_is_written_when_it_goes(metrics: Metrics, lines: Lines) -> None:
+def test_what_a_model_counted_last_is_written_when_it_goes(metrics, lines):
     log = MetricsLog(metrics)
     for _ in range(2):
         model = ModelMetrics(metrics, "m", "1.0")
@@ -138,9 +134,7 @@ def test_what_a_model_counted_last_is_written_when_it_goes(metrics: Metrics, lin
 # -- what is reported ------------------------------------------------------------------------------
 
 
-def test_each_update_of_a_handler_is_a_line_with_the_ids_of_its_requests(
-    metrics: Metrics, lines: Lines
-) -> None:
+def test_each_update_of_a_handler_is_a_line_with_the_ids_of_its_requests(metrics, lines):
     log = MetricsLog(metrics)
     model = ModelMetrics(metrics, "m", "1.0")
     rows = [cats(2.0, "id-1"), cats(2.0, "id-1", "id-2"), cats(0.5)]
@@ -152,7 +146,7 @@ def test_each_update_of_a_handler_is_a_line_with_the_ids_of_its_requests(
     ]
 
 
-def test_the_updates_of_a_handler_do_not_pile_up(metrics: Metrics, lines: Lines) -> None:
+def test_the_updates_of_a_handler_do_not_pile_up(metrics, lines):
     log = MetricsLog(metrics)
     model = ModelMetrics(metrics, "m", "1.0")
     model.reported([cats(1.0)] * 600)
@@ -161,7 +155,7 @@ def test_the_updates_of_a_handler_do_not_pile_up(metrics: Metrics, lines: Lines)
     assert sum("Cats" in text for _, text in lines()) == 88
 
 
-def test_each_look_at_the_host_is_a_line(metrics: Metrics, lines: Lines) -> None:
+def test_each_look_at_the_host_is_a_line(metrics, lines):
     log = MetricsLog(metrics)
     for _ in range(2):
         metrics.report_system("GPUUtilization", 7.0, "Host", "0")
@@ -170,7 +164,7 @@ def test_each_look_at_the_host_is_a_line(metrics: Metrics, lines: Lines) -> None
     assert lines() == [("TS_METRICS", line)] * 2
 
 
-def test_a_value_cannot_forge_a_line(metrics: Metrics, lines: Lines) -> None:
+def test_a_value_cannot_forge_a_line(metrics, lines):
     log = MetricsLog(metrics)
     row = ["counter", "Cats", "Count", 2.0, [["ModelName", "a\nb\u2028c"]], []]
     ModelMetrics(metrics, "m", "1.0").batch_done((), 1, 0, 0, Reply(metrics=[row]))
@@ -179,7 +173,7 @@ def test_a_value_cannot_forge_a_line(metrics: Metrics, lines: Lines) -> None:
     assert r"ModelName:a\nb\u2028c|" in line
 
 
-def test_lines_can_be_json(metrics: Metrics, lines: Lines) -> None:
+def test_lines_can_be_json(metrics, lines):
     log = MetricsLog(metrics, as_json=True)
     metrics.count_response(200)
     ModelMetrics(metrics, "m", "1.0").batch_done((), 1, 0, 0, Reply(metrics=[cats(2.0, "id-1")]))
@@ -199,12 +193,7 @@ def test_lines_can_be_json(metrics: Metrics, lines: Lines) -> None:
     assert by_name["Requests2XX"]["RequestId"] is None
 
 
-def test_a_logger_that_lets_nothing_through_costs_nothing(
-    metrics: Metrics,
-    lines: Lines,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_logger_that_lets_nothing_through_costs_nothing(metrics, lines, caplog, monkeypatch):
     monkeypatch.delattr(Entry, "text")
     log = MetricsLog(metrics)
     caplog.set_level(logging.WARNING, "TS_METRICS")
@@ -213,7 +202,7 @@ def test_a_logger_that_lets_nothing_through_costs_nothing(
     assert lines() == []
 
 
-def test_an_answer_that_was_counted_is_in_the_log(metrics: Metrics, lines: Lines) -> None:
+def test_an_answer_that_was_counted_is_in_the_log(metrics, lines):
     MetricsLog(metrics)
     metrics.queue_time.update(2.0)
     metrics.count_response(200)
@@ -223,10 +212,8 @@ def test_an_answer_that_was_counted_is_in_the_log(metrics: Metrics, lines: Lines
     ]
 
 
-def test_lines_of_very_many_answers_are_written_together_a_little_later(
-    run: Callable[..., Any], metrics: Metrics, lines: Lines
-) -> None:
-    async def scenario() -> None:
+def test_lines_of_very_many_answers_are_written_together_a_little_later(run, metrics, lines):
+    async def scenario():
         MetricsLog(metrics, clock=asyncio.get_running_loop().time)
         for _ in range(1000):  # in one moment
             metrics.count_response(200)
@@ -241,10 +228,8 @@ def test_lines_of_very_many_answers_are_written_together_a_little_later(
     run(scenario())
 
 
-def test_up_to_250_answers_a_second_are_each_written_at_once(
-    run: Callable[..., Any], metrics: Metrics, lines: Lines
-) -> None:
-    async def scenario() -> None:
+def test_up_to_250_answers_a_second_are_each_written_at_once(run, metrics, lines):
+    async def scenario():
         MetricsLog(metrics, clock=asyncio.get_running_loop().time)
         for _ in range(200):
             metrics.count_response(200)
@@ -254,10 +239,8 @@ def test_up_to_250_answers_a_second_are_each_written_at_once(
     run(scenario())
 
 
-def test_it_is_written_each_second_and_once_more_at_the_end(
-    run: Callable[..., Any], metrics: Metrics, lines: Lines
-) -> None:
-    async def scenario() -> None:
+def test_it_is_written_each_second_and_once_more_at_the_end(run, metrics, lines):
+    async def scenario():
         task = asyncio.create_task(MetricsLog(metrics, delayed=True).run())
         metrics.count_response(200)
         await asyncio.sleep(1.1)

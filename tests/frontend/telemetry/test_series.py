@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 from marserve.frontend.telemetry.metrics_config import Declared
-from marserve.frontend.telemetry.series import Family, Registry, Series
+from marserve.frontend.telemetry.series import Family, Registry
 
 LIBRARY: dict[str, tuple[type[MetricWrapperBase], str]] = {
     "counter": (Counter, "inc"),
@@ -24,7 +24,7 @@ def family(kind: str = "counter", name: str = "a_metric", *labels: str) -> Famil
 
 @every_kind
 @given(values=st.lists(AMOUNTS | st.sampled_from([math.inf, math.nan]), min_size=1))
-def test_samples_are_those_of_prometheus_client(kind: str, values: list[float]) -> None:
+def test_samples_are_those_of_prometheus_client(kind, values):
     made, method = LIBRARY[kind]
     registry = CollectorRegistry()
     metric = made("a_metric", "What it is", ["who"], registry=registry).labels("me")
@@ -40,7 +40,7 @@ def test_samples_are_those_of_prometheus_client(kind: str, values: list[float]) 
         assert repr(registry.get_sample_value(name, named)) == repr(float(value))
 
 
-def test_without_a_log_no_updates_are_collected() -> None:
+def test_without_a_log_no_updates_are_collected():
     counters = family()
     series = counters.join("me")
     series.update(1)
@@ -48,7 +48,7 @@ def test_without_a_log_no_updates_are_collected() -> None:
     assert not counters.changed
 
 
-def test_a_counter_never_decreases() -> None:
+def test_a_counter_never_decreases():
     series = family().join("me")
     series.update(2)
     with pytest.raises(ValueError, match="non-negative"):
@@ -56,7 +56,7 @@ def test_a_counter_never_decreases() -> None:
     assert series.total == 2
 
 
-def test_a_series_is_on_the_page_from_its_first_update_until_the_last_user_leaves() -> None:
+def test_a_series_is_on_the_page_from_its_first_update_until_the_last_user_leaves():
     counters = family()
     first, second = counters.join("me"), counters.join("me")
     assert list(counters.samples()) == []
@@ -74,9 +74,9 @@ def test_a_series_is_on_the_page_from_its_first_update_until_the_last_user_leave
 
 
 @pytest.mark.parametrize(("kind", "news"), [("counter", 5.0), ("gauge", 3.0), ("histogram", 2.5)])
-def test_updates_are_taken_once(kind: str, news: float) -> None:
+def test_updates_are_taken_once(kind, news):
     metric = family(kind)
-    changed: list[Series] = []
+    changed = []
     metric.changed = changed
     series = metric.join("me")
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_updates_are_taken_once(kind: str, news: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["h", "h_sum", "h_count", "h_bucket"])
-def test_names_of_samples_are_unique(name: str) -> None:
+def test_names_of_samples_are_unique(name):
     registry = Registry()
     histogram = registry.add(Declared("histogram", "h", "", ()))
     with pytest.raises(ValueError, match="exists already"):
@@ -101,6 +101,6 @@ def test_names_of_samples_are_unique(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "label"), [("gauge", "__name"), ("histogram", "le"), ("counter", "a b")]
 )
-def test_labels_that_prometheus_reserves_are_refused(kind: str, label: str) -> None:
+def test_labels_that_prometheus_reserves_are_refused(kind, label):
     with pytest.raises(ValueError, match=label):
         family(kind, "a_metric", label)

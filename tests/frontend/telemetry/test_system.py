@@ -3,8 +3,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from steps import page_of
@@ -25,7 +23,7 @@ NAMES = {
 
 
 @pytest.fixture
-def metrics() -> Metrics:
+def metrics():
     return Metrics("box")
 
 
@@ -53,7 +51,7 @@ def measure_once(probe: SystemProbe) -> None:
     asyncio.run(probe.measure())
 
 
-def test_the_host_is_measured(metrics: Metrics) -> None:
+def test_the_host_is_measured(metrics):
     measure_once(SystemProbe(metrics, 3600, GpuReader()))
     found = samples(metrics)
     assert {series.partition("{")[0] for series in found} == NAMES
@@ -61,7 +59,7 @@ def test_the_host_is_measured(metrics: Metrics) -> None:
     assert found['MemoryUsed{Level="Host",Hostname="box",}'] > 1
 
 
-def test_each_gpu_is_a_series(metrics: Metrics, driver: Any) -> None:
+def test_each_gpu_is_a_series(metrics, driver):
     driver.gpus = [(37, 5, 1024, 4096), (None, None, 0, 4096)]
     measure_once(SystemProbe(metrics, 3600, GpuReader()))
     found = {key: value for key, value in samples(metrics).items() if key.startswith("GPU")}
@@ -76,10 +74,10 @@ def test_each_gpu_is_a_series(metrics: Metrics, driver: Any) -> None:
 
 
 @pytest.fixture
-def ask(metrics: Metrics, tmp_path: Path) -> Callable[[str], None]:
+def ask(metrics, tmp_path):
     """Have a program measure, given as its source."""
 
-    def run(source: str) -> None:
+    def run(source):
         script = tmp_path / "collector.py"
         script.write_text(source)
         measure_once(
@@ -91,7 +89,7 @@ def ask(metrics: Metrics, tmp_path: Path) -> Callable[[str], None]:
     return run
 
 
-def test_a_command_measures_instead(ask: Callable[[str], None], metrics: Metrics) -> None:
+def test_a_command_measures_instead(ask, metrics):
     ask(
         "import sys\n"
         "pids = sys.stdin.readline()\n"
@@ -124,12 +122,8 @@ def test_a_command_measures_instead(ask: Callable[[str], None], metrics: Metrics
     ],
 )
 def test_what_a_command_does_wrong_is_reported_and_breaks_nothing(
-    source: str,
-    logged: str,
-    ask: Callable[[str], None],
-    metrics: Metrics,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    source, logged, ask, metrics, caplog
+):
     ask(f"print('MemoryUsed.Megabytes:1|#Level:Host|#hostname:x,1', flush=True); {source}")
     assert logged in caplog.text
     assert {record.levelno for record in caplog.records} == {logging.ERROR}
@@ -137,23 +131,21 @@ def test_what_a_command_does_wrong_is_reported_and_breaks_nothing(
     assert samples(metrics) == {'MemoryUsed{Level="Host",Hostname="box",}': 1.0}
 
 
-def test_an_interpreter_that_is_gone_is_reported(
-    metrics: Metrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_interpreter_that_is_gone_is_reported(metrics, monkeypatch, caplog):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     measure_once(SystemProbe(metrics, 3600, GpuReader(), command=("x.py",)))
     assert "cannot be run" in caplog.text
 
 
-def test_torchserves_own_command_is_what_is_built_in(metrics: Metrics) -> None:
+def test_torchserves_own_command_is_what_is_built_in(metrics):
     command = ("ts/metrics/metric_collector.py", "--gpu", "0")
     measure_once(SystemProbe(metrics, 3600, GpuReader(), command=command))
     assert {series.partition("{")[0] for series in samples(metrics)} == NAMES
 
 
-def test_it_looks_again_and_again(run: Callable[..., Any], metrics: Metrics) -> None:
-    async def scenario() -> None:
-        moments: list[float] = []
+def test_it_looks_again_and_again(run, metrics):
+    async def scenario():
+        moments = []
         probe = SystemProbe(metrics, 30, GpuReader())
         loop = asyncio.get_running_loop()
         metrics.attach(Clock(lambda: moments.append(loop.time())))

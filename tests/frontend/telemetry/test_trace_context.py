@@ -15,12 +15,12 @@ SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
 ALWAYS, NEVER = Sampling(1.0), Sampling(0.0)
 
 
-def test_without_a_header_and_without_sampling_there_is_no_trace() -> None:
+def test_without_a_header_and_without_sampling_there_is_no_trace():
     assert NO_SAMPLING.context_of({"tracestate": "a=b"}) is None
 
 
 @pytest.mark.parametrize("text", [SAMPLED, UNSAMPLED, f"cc-{TRACE}-{SPAN}-01-more"])
-def test_without_sampling_the_headers_pass_through(text: str) -> None:
+def test_without_sampling_the_headers_pass_through(text):
     trace = NO_SAMPLING.context_of({"traceparent": text})
     assert trace is not None
     assert (trace.trace_id, trace.is_recorded) == (TRACE, False)
@@ -33,7 +33,7 @@ def test_without_sampling_the_headers_pass_through(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["nonsense", f"00-{'0' * 32}-{SPAN}-00", f"00-{TRACE}-{SPAN}-0"])
-def test_a_wrong_header_passes_through_and_has_no_id(text: str) -> None:
+def test_a_wrong_header_passes_through_and_has_no_id(text):
     trace = NO_SAMPLING.context_of({"traceparent": text, "tracestate": "a=b"})
     assert trace is not None
     assert (trace.trace_id, trace.headers, trace.is_recorded) == ("", {}, False)
@@ -55,14 +55,12 @@ def test_a_wrong_header_passes_through_and_has_no_id(text: str) -> None:
         (0.0, True, "nonsense", False),
     ],
 )
-def test_the_sampling_decides_as_that_of_opentelemetry(
-    ratio: float, is_parent_based: bool, text: str, is_recorded: bool
-) -> None:
+def test_the_sampling_decides_as_that_of_opentelemetry(ratio, is_parent_based, text, is_recorded):
     trace = Sampling(ratio, is_parent_based).context_of({"traceparent": text})
     assert (trace is not None and trace.is_recorded) == is_recorded
 
 
-def test_a_recorded_request_has_a_span_of_its_own() -> None:
+def test_a_recorded_request_has_a_span_of_its_own():
     trace = NEVER.context_of({"traceparent": SAMPLED, "tracestate": "a=b"})
     assert trace is not None
     assert trace.parent_id == SPAN != trace.span_id
@@ -71,7 +69,7 @@ def test_a_recorded_request_has_a_span_of_its_own() -> None:
     assert trace.applied_to(headers) == {"X-A": "1", **own}
 
 
-def test_a_request_that_is_caused_is_a_child() -> None:
+def test_a_request_that_is_caused_is_a_child():
     outer = NEVER.context_of({"traceparent": SAMPLED.replace("-01", "-03"), "tracestate": "a=b"})
     assert outer is not None
     caused = outer.recorded()
@@ -103,7 +101,7 @@ MEMBERS = ",".join(f"a{number}=b" for number in range(10, 43))
         (",", ""),
     ],
 )
-def test_a_tracestate_within_the_limits_is_passed_on(state: str, passed: str) -> None:
+def test_a_tracestate_within_the_limits_is_passed_on(state, passed):
     trace = ALWAYS.context_of({"traceparent": SAMPLED, "tracestate": state})
     assert trace is not None
     assert trace.state == passed
@@ -120,11 +118,11 @@ MEMBERS_OF_ANY_KIND = st.tuples(KEYS, st.just("="), VALUES).map("".join) | st.sa
 
 
 @given(st.lists(MEMBERS_OF_ANY_KIND, max_size=4).map(",".join))
-def test_a_tracestate_is_passed_on_if_opentelemetry_accepts_it_without_a_line(text: str) -> None:
+def test_a_tracestate_is_passed_on_if_opentelemetry_accepts_it_without_a_line(text):
     trace = ALWAYS.context_of({"traceparent": SAMPLED, "tracestate": text})
     assert trace is not None
     logged = logging.getLogger("opentelemetry")
-    records: list[logging.LogRecord] = []
+    records = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
     logged.addHandler(handler)
@@ -138,14 +136,14 @@ def test_a_tracestate_is_passed_on_if_opentelemetry_accepts_it_without_a_line(te
         logged.removeHandler(handler)
 
 
-def test_a_tracestate_without_a_trace_is_dropped() -> None:
+def test_a_tracestate_without_a_trace_is_dropped():
     trace = ALWAYS.context_of({"traceparent": "nonsense", "tracestate": "a=b"})
     assert trace is not None
     assert trace.applied_to({"tracestate": "a=b"}) == trace.headers
     assert list(trace.headers) == ["traceparent"]
 
 
-def test_a_header_that_is_sent_twice() -> None:
+def test_a_header_that_is_sent_twice():
     headers = CIMultiDict([("Traceparent", SAMPLED), ("tracestate", "a=b"), ("tracestate", "c=d")])
     trace = NEVER.context_of(headers)
     assert trace is not None
@@ -154,7 +152,7 @@ def test_a_header_that_is_sent_twice() -> None:
     assert NEVER.context_of(headers) is None
 
 
-def test_a_share_of_the_requests_starts_a_trace() -> None:
+def test_a_share_of_the_requests_starts_a_trace():
     sampling = Sampling(0.01)
     started = [trace for _ in range(20_000) if (trace := sampling.context_of({}))]
     assert 100 < len(started) < 320  # 200 are expected; this is seven times the deviation

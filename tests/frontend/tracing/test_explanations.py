@@ -23,17 +23,17 @@ MakeBatch = Callable[..., Batch]
 
 
 @pytest.fixture
-def make_batch() -> MakeBatch:
+def make_batch():
     def make(
-        closed: float,
-        handler: float,
+        closed,
+        handler,
         *,
-        worker: int = 9000,
-        hand_over: float = 0.0,
-        sizes: tuple[int, ...] = (10, 10),
-        held: float = 0.0,
-        reason: Reason = Reason.WORK_CONSERVING,
-    ) -> Batch:
+        worker=9000,
+        hand_over=0.0,
+        sizes=(10, 10),
+        held=0.0,
+        reason=Reason.WORK_CONSERVING,
+    ):
         inputs = [Input("id", {}, [Part("body", "", bytes(size))]) for size in sizes]
         jobs = [Job(each, 0.0, None) for each in inputs]
         batch = Batch(jobs, closed, reason, held=held, worker_id=worker)
@@ -53,7 +53,7 @@ def usual(make_batch: MakeBatch, *, worker: int = 9001, seconds: float = 0.05) -
     return [make_batch(closed, seconds, worker=worker) for closed in range(10)]
 
 
-def test_shares_are_in_order_and_add_up(make_batch: MakeBatch) -> None:
+def test_shares_are_in_order_and_add_up(make_batch):
     batch = make_batch(0.5, 0.2, hand_over=0.1, held=0.3)
     line = sent(batch, 1.0, queued=0.1)
     shares = Shares.of(line)
@@ -74,9 +74,7 @@ def test_shares_are_in_order_and_add_up(make_batch: MakeBatch) -> None:
         ([], "there was none"),
     ],
 )
-def test_a_wait_is_explained_by_the_workers(
-    states: list[tuple[int, str]], reason: str, make_batch: MakeBatch
-) -> None:
+def test_a_wait_is_explained_by_the_workers(states, reason, make_batch):
     workers = WorkerHistory(lambda: 0.0)
     for worker, state in states:
         workers.changed(worker, state)
@@ -84,43 +82,41 @@ def test_a_wait_is_explained_by_the_workers(
     assert found.startswith(f"It waited 900 ms of 1000 ms for a worker: {reason}")
 
 
-def test_a_retry_is_explained_by_the_death_of_its_worker(make_batch: MakeBatch) -> None:
+def test_a_retry_is_explained_by_the_death_of_its_worker(make_batch):
     found = explain(sent(make_batch(0.9, 0.05), 1.0, attempts=2), Facts())
     assert "the worker that had it died, and it ran 2 times" in found
 
 
-def test_a_held_batch_is_named_with_its_reason(make_batch: MakeBatch) -> None:
+def test_a_held_batch_is_named_with_its_reason(make_batch):
     batch = make_batch(0.9, 0.05, held=0.8, reason=Reason.WINDOW)
     assert explain(sent(batch, 1.0), Facts()) == (
         "It was held 800 ms of 1000 ms for a larger batch (closed by: window)."
     )
 
 
-def test_a_slow_upload_is_the_clients(make_batch: MakeBatch) -> None:
+def test_a_slow_upload_is_the_clients(make_batch):
     found = explain(sent(make_batch(0.9, 0.05), 1.0, queued=0.9), Facts())
     assert found.startswith("Its 10 bytes took 900 ms of 1000 ms to arrive")
 
 
-def test_a_worker_that_does_not_read_was_stopped(make_batch: MakeBatch) -> None:
+def test_a_worker_that_does_not_read_was_stopped(make_batch):
     found = explain(sent(make_batch(0.0, 0.05, hand_over=0.9), 1.0), Facts())
     assert found.startswith("Worker 9000 began with it after 900 ms of 1000 ms: its process was")
 
 
-def test_shares_end_with_the_answer_of_a_request_that_the_handler_had_later(
-    make_batch: MakeBatch,
-) -> None:
+def test_shares_end_with_the_answer_of_a_request_that_the_handler_had_later(make_batch):
     line = sent(make_batch(0.5, 0.05, hand_over=6.0), 1.0, outcome=EXPIRED)
     assert Shares.of(line) == pytest.approx((0.0, 0.5, 0.0, 0.5, 0.0, 0.0))
 
 
-def test_the_size_of_a_batch_that_is_not_known_is_not_a_reason(make_batch: MakeBatch) -> None:
+def test_the_size_of_a_batch_that_is_not_known_is_not_a_reason(make_batch):
     batch = make_batch(0.001, 0.9)
     batch.release()
     line = sent(batch, 1.0, size=2_000_000)
     assert "its input has 2.0 MB" in explain(line, Facts(usual(make_batch), [1000]))
 
 
-def test_a_large_input_in_the_batch_is_named(make_batch: MakeBatch) -> None:
+def test_a_large_input_in_the_batch_is_named(make_batch):
     batch = make_batch(0.001, 0.9, sizes=(10, 8_100_000))
     facts = Facts(usual(make_batch), [12_000] * 9)
     assert explain(sent(batch, 1.0), facts) == (
@@ -131,7 +127,7 @@ def test_a_large_input_in_the_batch_is_named(make_batch: MakeBatch) -> None:
     assert "; its input has 8.1 MB" in explain(own, facts)
 
 
-def test_a_slow_worker_is_told_from_one_that_was_stopped_once(make_batch: MakeBatch) -> None:
+def test_a_slow_worker_is_told_from_one_that_was_stopped_once(make_batch):
     batch = make_batch(5.0, 0.9, worker=9000)
     others = usual(make_batch)
     slow = [make_batch(closed, 0.9, worker=9000) for closed in range(5)]
@@ -144,12 +140,12 @@ def test_a_slow_worker_is_told_from_one_that_was_stopped_once(make_batch: MakeBa
     )
 
 
-def test_a_handler_that_takes_its_usual_time_is_not_suspicious(make_batch: MakeBatch) -> None:
+def test_a_handler_that_takes_its_usual_time_is_not_suspicious(make_batch):
     found = explain(sent(make_batch(0.0, 0.06), 0.06), Facts(usual(make_batch), [10]))
     assert found == "The handler took 60 ms of 60 ms for a batch of 2."
 
 
-def test_requests_to_other_models_are_named(make_batch: MakeBatch) -> None:
+def test_requests_to_other_models_are_named(make_batch):
     nested = [
         TimeLine("n", TimeLines().of_model("detector", "1"), 0.0, 0.0, None, took)
         for took in (0.2, 0.5)
@@ -162,7 +158,7 @@ def test_requests_to_other_models_are_named(make_batch: MakeBatch) -> None:
     )
 
 
-def test_what_has_no_answer_is_explained_first(make_batch: MakeBatch) -> None:
+def test_what_has_no_answer_is_explained_first(make_batch):
     line = sent(make_batch(0.9, 0.05), 1.0)
     assert explain(line._replace(outcome=FAILED, error="ValueError: no"), Facts()) == (
         "It failed after 1000 ms: ValueError: no"

@@ -1,7 +1,5 @@
 """The configuration of the export of spans, and its queue."""
 
-from typing import Any
-
 import pytest
 
 from marserve.frontend.telemetry.trace_context import Sampling, TraceContext
@@ -27,15 +25,11 @@ from marserve.frontend.tracing.time_lines import TimeLine, TimeLines
         ("http://a:1", {"OTEL_TRACES_EXPORTER": "none"}, None),
     ],
 )
-def test_the_receiver_is_that_of_the_configuration(
-    endpoint: str | None, environ: dict[str, str], found: str | None
-) -> None:
+def test_the_receiver_is_that_of_the_configuration(endpoint, environ, found):
     assert find_receiver(endpoint, environ) == found
 
 
-def test_missing_packages_are_named(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_packages_are_named(caplog, monkeypatch):
     monkeypatch.setattr(otel, "PACKAGES", ("no-such-package",))
     assert find_receiver("http://a:1", {}) is None
     assert "Install the extra marserve[otel]" in caplog.text
@@ -59,26 +53,22 @@ def test_missing_packages_are_named(
         (None, "parentbased_traceidratio", None, Sampling(1.0)),
     ],
 )
-def test_the_sampling_is_that_of_the_configuration(
-    ratio: float | None, name: str | None, argument: str | None, sampling: Sampling
-) -> None:
+def test_the_sampling_is_that_of_the_configuration(ratio, name, argument, sampling):
     variables = {"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": argument}
     environ = {key: text for key, text in variables.items() if text is not None}
     assert sampling_of(ratio, environ) == sampling
 
 
 @pytest.mark.parametrize(("name", "argument"), [("xray", ""), ("traceidratio", "1.5")])
-def test_a_wrong_sampler_is_named_and_counts_as_all(
-    name: str, argument: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wrong_sampler_is_named_and_counts_as_all(name, argument, caplog):
     environ = {"OTEL_TRACES_SAMPLER": name, "OTEL_TRACES_SAMPLER_ARG": argument}
     assert sampling_of(None, environ).ratio == 1.0
     assert (argument or name) in caplog.text
 
 
-def test_a_full_queue_drops_and_counts(run: Any) -> None:
-    async def fill() -> list[int]:
-        dropped: list[int] = []
+def test_a_full_queue_drops_and_counts(run):
+    async def fill():
+        dropped = []
         lines = TimeLines()
         model = lines.of_model("m", "1.0")
         lines.on_recorded = SpanExport("http://127.0.0.1:9", dropped.append).add

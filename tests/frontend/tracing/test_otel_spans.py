@@ -24,7 +24,7 @@ SPANS = 2
 
 
 @pytest.fixture(autouse=True)
-def timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def timeout(monkeypatch):
     """The time that the exporter has for a message, in seconds."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
 
@@ -77,7 +77,7 @@ CLOSED = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
         (CLOSED, b"x" * MIB),
     ],
 )
-def test_an_endless_body_takes_neither_memory_nor_time(start: bytes, piece: bytes) -> None:
+def test_an_endless_body_takes_neither_memory_nor_time(start, piece):
     process = psutil.Process()
     before = process.memory_info().rss
     count, seconds, _ = dropped(drip(start, piece, 0))
@@ -89,23 +89,21 @@ def test_an_endless_body_takes_neither_memory_nor_time(start: bytes, piece: byte
 @pytest.mark.parametrize(
     ("start", "piece"), [(LENGTH, b"x"), (CHUNKED, b"1\r\nx\r\n"), (CLOSED, b"x")]
 )
-def test_a_body_that_drips_does_not_hold_the_spans(start: bytes, piece: bytes) -> None:
+def test_a_body_that_drips_does_not_hold_the_spans(start, piece):
     count, seconds, _ = dropped(drip(start, piece, 0.1))
     assert count == 0
     assert seconds < 5
 
 
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 100 Continue\r\n"])
-def test_a_head_that_drips_ends_with_the_timeout(start: bytes) -> None:
+def test_a_head_that_drips_ends_with_the_timeout(start):
     count, seconds, _ = dropped(drip(start, b"x", 0.1))
     assert count == SPANS
     assert seconds < 8
 
 
 @pytest.mark.parametrize("status", [101, *range(300, 309), 400, 404, 500, 501, 999])
-def test_spans_that_the_receiver_does_not_accept_are_dropped(
-    status: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_spans_that_the_receiver_does_not_accept_are_dropped(status, caplog):
     head = f"HTTP/1.1 {status} So\r\nLocation: /v1/traces\r\nContent-Length: 0\r\n\r\n"
     count, _, messages = dropped(sent(head.encode()))
     assert count == SPANS
@@ -114,13 +112,13 @@ def test_spans_that_the_receiver_does_not_accept_are_dropped(
 
 
 @pytest.mark.parametrize("status", [200, 202, 204, 299])
-def test_every_2xx_is_a_success(status: int) -> None:
+def test_every_2xx_is_a_success(status):
     head = f"HTTP/1.1 {status} \r\nContent-Length: 0\r\n\r\n"
     assert dropped(sent(head.encode()))[0] == 0
 
 
 @pytest.mark.parametrize("body", [b"", b"x" * 100])
-def test_a_connection_is_used_again(body: bytes) -> None:
+def test_a_connection_is_used_again(body):
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     with run_raw_receiver(sent(answer)) as receiver, spans_to(receiver) as spans:
         for _ in range(3):
@@ -129,30 +127,28 @@ def test_a_connection_is_used_again(body: bytes) -> None:
         assert (receiver.messages, receiver.connections) == (3, 1)
 
 
-def test_a_busy_receiver_gets_the_spans_again() -> None:
+def test_a_busy_receiver_gets_the_spans_again():
     answers = iter([b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n", EMPTY])
     count, seconds, messages = dropped(lambda connection: connection.sendall(next(answers)))
     assert (count, messages) == (0, 2)
     assert seconds < 3
 
 
-def test_a_receiver_that_wants_to_be_asked_later_gets_no_more_spans() -> None:
+def test_a_receiver_that_wants_to_be_asked_later_gets_no_more_spans():
     head = b"HTTP/1.1 429 Later\r\nRetry-After: 1000\r\nContent-Length: 0\r\n\r\n"
     count, seconds, _ = dropped(sent(head))
     assert count == SPANS
     assert seconds < 5
 
 
-def test_text_of_the_receiver_writes_no_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_text_of_the_receiver_writes_no_lines_of_its_own(caplog):
     head = b"HTTP/1.1 400 " + b"\x1b[2J" * 10_000 + b"\r\nContent-Length: 0\r\n\r\n"
     assert dropped(sent(head))[0] == SPANS
     assert "\x1b" not in caplog.text
     assert len(caplog.text) < 5000
 
 
-def test_attributes_of_clients_leave_no_lines_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_attributes_of_clients_leave_no_lines_in_the_log(monkeypatch, caplog):
     monkeypatch.setenv("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "10")
     attributes = {"": "no name", "url.path": "/" + "x" * 100, "half": "\ud800", "\udfff": 1}
     with run_raw_receiver(sent(EMPTY)) as receiver, spans_to(receiver) as spans:
@@ -162,9 +158,7 @@ def test_attributes_of_clients_leave_no_lines_in_the_log(
 
 
 @pytest.mark.parametrize("seconds", ["inf", "nan", "1e300", "-1", "soon"])
-def test_a_timeout_that_is_none_is_no_traceback(
-    seconds: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_timeout_that_is_none_is_no_traceback(seconds, monkeypatch, caplog):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", seconds)
     assert dropped(sent(EMPTY))[0] in (0, SPANS)
     assert not any(record.exc_info for record in caplog.records)

@@ -15,7 +15,7 @@ from marserve.frontend.tracing.time_lines import (
 
 
 @pytest.fixture
-def server() -> TimeLines:
+def server():
     return TimeLines()
 
 
@@ -27,7 +27,7 @@ def ids(lines: list[TimeLine]) -> list[str]:
     return [each.id for each in lines]
 
 
-def test_the_slowest_of_all_models_come_first(server: TimeLines) -> None:
+def test_the_slowest_of_all_models_come_first(server):
     first, second = server.of_model("a", "1"), server.of_model("b", "1")
     for number in range(30):
         first.add(line(first, f"a{number}", number))
@@ -36,7 +36,7 @@ def test_the_slowest_of_all_models_come_first(server: TimeLines) -> None:
     assert ids(result_of(server.slowest(2, lambda each: each.model is second))) == ["b"]
 
 
-def test_many_quick_requests_do_not_displace_a_slow_one(server: TimeLines) -> None:
+def test_many_quick_requests_do_not_displace_a_slow_one(server):
     model = server.of_model("m", "1")
     model.add(line(model, "slow", 5.0))
     for number in range(20_000):
@@ -48,7 +48,7 @@ def test_many_quick_requests_do_not_displace_a_slow_one(server: TimeLines) -> No
     assert len(server.recent) == 10_000
 
 
-def test_each_half_minute_has_its_own_slowest_and_ten_are_kept(server: TimeLines) -> None:
+def test_each_half_minute_has_its_own_slowest_and_ten_are_kept(server):
     model = server.of_model("m", "1")
     for minute in range(20):
         for number in range(50):
@@ -58,7 +58,7 @@ def test_each_half_minute_has_its_own_slowest_and_ten_are_kept(server: TimeLines
     assert {each.partition("/")[0] for each in kept} == {str(minute) for minute in range(10, 20)}
 
 
-def test_failures_are_kept_apart_from_a_flood_of_refusals(server: TimeLines) -> None:
+def test_failures_are_kept_apart_from_a_flood_of_refusals(server):
     model = server.of_model("m", "1")
     model.add(line(model, "failed", 1.0, outcome=FAILED, status=500, error="no"))
     for number in range(1000):
@@ -72,7 +72,7 @@ def test_failures_are_kept_apart_from_a_flood_of_refusals(server: TimeLines) -> 
     assert server.find("shed999") is not None
 
 
-def test_a_slow_request_keeps_the_sizes_of_its_batch(server: TimeLines) -> None:
+def test_a_slow_request_keeps_the_sizes_of_its_batch(server):
     model = server.of_model("m", "1")
     inputs = [Input("id", {}, [Part("body", "", bytes(size))]) for size in (10, 500)]
     batch = Batch([Job(each, 0.0, None) for each in inputs], 0.0)
@@ -83,7 +83,7 @@ def test_a_slow_request_keeps_the_sizes_of_its_batch(server: TimeLines) -> None:
     assert list(found.batch.request_bytes) == [10, 500]
 
 
-def test_an_unregistered_model_has_no_slow_requests(server: TimeLines) -> None:
+def test_an_unregistered_model_has_no_slow_requests(server):
     model = server.of_model("m", "1")
     model.add(line(model, "slow", 5.0))
     model.close()
@@ -92,16 +92,16 @@ def test_an_unregistered_model_has_no_slow_requests(server: TimeLines) -> None:
     assert server.find("slow") is not None  # still in the ring
 
 
-def test_a_request_keeps_a_hundred_nested_lines_in_all_depths(server: TimeLines) -> None:
+def test_a_request_keeps_a_hundred_nested_lines_in_all_depths(server):
     model = server.of_model("m", "1")
 
-    def tree(depth: int) -> TimeLine:
+    def tree(depth):
         nested = NestedLines()
         for _ in range(9 if depth else 0):
             nested.nest(tree(depth - 1))
         return line(model, "a", 1.0, nested=nested)
 
-    def count(each: TimeLine) -> int:
+    def count(each):
         return sum(1 + count(inner) for inner in each.nested)
 
     assert [count(tree(depth)) for depth in range(4)] == [0, 9, 90, 99]

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.protocol import Load
@@ -22,12 +22,12 @@ from marserve.frontend.workers.supervisor import WorkerSupervisor
 
 
 @pytest.fixture(scope="session")
-def served(fakes: ModuleType) -> Callable[..., Any]:
+def served():
     """See `serving_with`."""
-    return serving_with(fakes)
+    return serving_with()
 
 
-def serving_with(fakes: ModuleType) -> Callable[..., Any]:
+def serving_with() -> Callable[..., Any]:
     """Make queues that a fake worker serves, in some way."""
 
     @asynccontextmanager

@@ -4,9 +4,9 @@ import asyncio
 import socket
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.framing import encode
@@ -54,22 +54,22 @@ class Ticket:
 
 
 @pytest.fixture
-def models() -> Models:
+def models():
     return Models()
 
 
 @pytest.fixture
-def replies() -> list[CallReply]:
+def replies():
     return []
 
 
 @pytest.fixture
-def calls(models: Models, replies: list[CallReply]) -> WorkerCalls:
+def calls(models, replies):
     return WorkerCalls(models.call, lambda reply, *_on_read: replies.append(reply))
 
 
 @pytest.fixture
-def job(fakes: ModuleType) -> Job:
+def job():
     return Job(fakes.make_input(), 0.0, lambda _answer: None)
 
 
@@ -77,9 +77,7 @@ def call(number: int, model: str, batch: int = 1) -> Call:
     return Call(number, batch, model, "", None, {}, [])
 
 
-def test_each_call_gets_the_answer_to_it(
-    calls: WorkerCalls, job: Job, models: Models, replies: list[CallReply]
-) -> None:
+def test_each_call_gets_the_answer_to_it(calls, job, models, replies):
     for number, model in enumerate("abc"):
         calls.begin(job, call(number, model))
     models.answers["b"](Prediction(b"B"))
@@ -94,18 +92,14 @@ def test_each_call_gets_the_answer_to_it(
     assert models.cancelled == []
 
 
-def test_a_call_that_is_refused_is_answered_at_once(
-    calls: WorkerCalls, job: Job, replies: list[CallReply]
-) -> None:
+def test_a_call_that_is_refused_is_answered_at_once(calls, job, replies):
     calls.begin(job, call(1, "none"))
     assert replies == [CallReply(1, None, 404, "ModelNotFoundException", "No such model.")]
     assert not calls.has_unanswered
 
 
 @pytest.mark.parametrize("end", ["resolve", "cancel", "fail"])
-def test_calls_end_with_the_job_on_whose_behalf_they_are(
-    end: str, calls: WorkerCalls, job: Job, models: Models, replies: list[CallReply]
-) -> None:
+def test_calls_end_with_the_job_on_whose_behalf_they_are(end, calls, job, models, replies):
     other = Job(job.input, 0.0, lambda _answer: None)
     calls.begin(job, call(1, "a"))
     calls.begin(job, call(2, "b"))
@@ -124,9 +118,7 @@ def test_calls_end_with_the_job_on_whose_behalf_they_are(
     assert not calls.has_unanswered
 
 
-def test_calls_end_with_a_stream_that_is_not_read_any_more(
-    calls: WorkerCalls, job: Job, models: Models
-) -> None:
+def test_calls_end_with_a_stream_that_is_not_read_any_more(calls, job, models):
     calls.begin(job, call(1, "before"))
     job.push(Prediction(b"first"))
     calls.begin(job, call(2, "after"))
@@ -136,9 +128,7 @@ def test_calls_end_with_a_stream_that_is_not_read_any_more(
     assert sorted(models.cancelled) == ["after", "before"]
 
 
-def test_what_the_handler_cancels_is_not_answered(
-    calls: WorkerCalls, job: Job, models: Models, replies: list[CallReply]
-) -> None:
+def test_what_the_handler_cancels_is_not_answered(calls, job, models, replies):
     calls.begin(job, call(1, "a"))
     calls.cancel(1)
     calls.cancel(1)
@@ -147,18 +137,14 @@ def test_what_the_handler_cancels_is_not_answered(
     assert (models.cancelled, replies, calls.has_unanswered) == (["a"], [], False)
 
 
-def test_a_worker_has_a_bounded_number_of_calls(
-    calls: WorkerCalls, job: Job, replies: list[CallReply], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_has_a_bounded_number_of_calls(calls, job, replies, monkeypatch):
     monkeypatch.setattr(module, "MAX_CALLS", 2)
     for number in range(3):
         calls.begin(job, call(number, "a"))
     assert [(reply.number, reply.status) for reply in replies] == [(2, 503)]
 
 
-def test_a_number_in_use_is_no_other_calls(
-    calls: WorkerCalls, job: Job, models: Models, replies: list[CallReply]
-) -> None:
+def test_a_number_in_use_is_no_other_calls(calls, job, models, replies):
     calls.begin(job, call(1, "a"))
     calls.begin(job, call(1, "b"))
     assert list(models.answers) == ["a"]
@@ -169,13 +155,11 @@ def bytes_of(*messages: Any) -> bytes:
     return b"".join(b"".join(encode(message)) for message in messages)
 
 
-def test_a_worker_that_dies_takes_its_calls_along(
-    run: Callable[..., Any], served: Callable[..., Any], models: Models
-) -> None:
-    def call_and_wait(batch: Predict) -> bytes:
+def test_a_worker_that_dies_takes_its_calls_along(run, served, models):
+    def call_and_wait(batch):
         return bytes_of(call(1, "a", batch.number))
 
-    async def scenario() -> None:
+    async def scenario():
         way = partial(Async, timeout=None, call_model=models.call)
         lives = [{"predict": [call_and_wait]}, {}]
         async with served(way, lives=lives) as put:
@@ -189,17 +173,15 @@ def test_a_worker_that_dies_takes_its_calls_along(
     run(scenario())
 
 
-def test_calls_come_from_asynchronous_handlers_only_and_of_jobs_in_hand(
-    run: Callable[..., Any], fakes: ModuleType, models: Models
-) -> None:
+def test_calls_come_from_asynchronous_handlers_only_and_of_jobs_in_hand(run, models):
     load = Load("m", "/m", "h", 1, None, True, 1000, "1", max_call_bytes=20_000_000)
     large = Call(5, 9, "large", "", None, {}, [Part("body", "", bytes(20_000_000))])
     sent = bytes_of(call(1, "a", 9), CancelCall(1), large, Reply(503, "done", number=1))
 
-    async def scenario(*, asynchronous: bool) -> list[int] | str:
+    async def scenario(*, asynchronous):
         worker = fakes.FakeWorker(1, fakes.Life(predict=[sent]))
         connection = await WorkerConnection.from_socket(worker.sock, max_response_bytes=1000)
-        replies: list[CallReply] = []
+        replies = []
         if asynchronous:
             reply = lambda reply, *_on_read: replies.append(reply)  # noqa: E731
             connection.calls = WorkerCalls(models.call, reply)
@@ -218,13 +200,11 @@ def test_calls_come_from_asynchronous_handlers_only_and_of_jobs_in_hand(
     assert run(scenario(asynchronous=False)) == "Backend worker sent Call unasked"
 
 
-def test_a_worker_that_waits_for_a_call_is_not_taken_for_hung(
-    run: Callable[..., Any], served: Callable[..., Any], models: Models
-) -> None:
-    def call_once(batch: Predict) -> bytes:
+def test_a_worker_that_waits_for_a_call_is_not_taken_for_hung(run, served, models):
+    def call_once(batch):
         return bytes_of(call(1, "a", batch.number))
 
-    async def scenario() -> None:
+    async def scenario():
         way = partial(Async, timeout=0.05, call_model=models.call)
         async with served(way, lives=[{"predict": [call_once]}, {}]) as put:
             loop = asyncio.get_running_loop()
@@ -241,10 +221,8 @@ def test_a_worker_that_waits_for_a_call_is_not_taken_for_hung(
     run(scenario())
 
 
-def test_an_answer_that_the_worker_has_not_read_is_kept_track_of(
-    run: Callable[..., Any], models: Models
-) -> None:
-    async def scenario() -> None:
+def test_an_answer_that_the_worker_has_not_read_is_kept_track_of(run, models):
+    async def scenario():
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         connection = await WorkerConnection.from_socket(ours, max_response_bytes=1000)

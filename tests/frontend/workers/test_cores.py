@@ -69,13 +69,11 @@ def tree(root: Path, groups: str, files: dict[str, str]) -> Path:
         pytest.param("odd\n", {}, 8, id="no groups"),
     ],
 )
-def test_a_quota_of_cpu_time_counts_where_it_is_less_than_the_cores(
-    tmp_path: Path, groups: str, files: dict[str, str], cores: int
-) -> None:
+def test_a_quota_of_cpu_time_counts_where_it_is_less_than_the_cores(tmp_path, groups, files, cores):
     root = tree(tmp_path, groups, files)
     assert usable_cores(root / "proc", root / "sys/fs/cgroup", affinity=8) == cores
 
 
-def test_without_control_groups_it_is_the_cores_that_may_be_run_on(tmp_path: Path) -> None:
+def test_without_control_groups_it_is_the_cores_that_may_be_run_on(tmp_path):
     assert usable_cores(tmp_path, tmp_path, affinity=5) == 5
     assert usable_cores() >= 1

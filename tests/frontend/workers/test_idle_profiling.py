@@ -1,10 +1,10 @@
 """When idle moments are used to profile, in virtual time; the worker is imagined."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.protocol import BatchCost, Profile, Profiled
@@ -71,8 +71,8 @@ class Worker(Batched):
 
 
 class Served:
-    def __init__(self, fakes: ModuleType, loop: Any) -> None:
-        self.fakes, self.loop = fakes, loop
+    def __init__(self, loop: Any) -> None:
+        self.loop = loop
         self.batching = Batching(policy="adaptive", size=4, max_latency=1.0)
         self.batcher = Batcher(JobQueue(100), self.batching, loop, loop.time)
         self.worker = Worker(self.batcher)
@@ -90,8 +90,8 @@ class Served:
 
     def request(self) -> None:
         future = self.loop.create_future()
-        input_ = self.fakes.make_input()
-        self.batcher.put(self.fakes.AwaitedJob(input_, self.loop.time(), future))
+        input_ = fakes.make_input()
+        self.batcher.put(fakes.AwaitedJob(input_, self.loop.time(), future))
 
     def finish(self, runs: int) -> None:
         for _ in range(runs):
@@ -100,14 +100,14 @@ class Served:
 
 
 @pytest.fixture
-def served(fakes: ModuleType, loop: Any) -> Iterator[Served]:
-    served = Served(fakes, loop)
+def served(loop):
+    served = Served(loop)
     yield served
     served.profiling.stop()
     served.wait(0.0)
 
 
-def test_sizes_are_measured_once_nobody_has_asked_for_a_second(served: Served) -> None:
+def test_sizes_are_measured_once_nobody_has_asked_for_a_second(served):
     served.wait(5.0)
     served.begin()
     served.wait(0.9)
@@ -122,7 +122,7 @@ def test_sizes_are_measured_once_nobody_has_asked_for_a_second(served: Served) -
     assert [*served.batcher.workers.waiting] == [served.worker]
 
 
-def test_while_requests_come_nothing_is_measured(served: Served) -> None:
+def test_while_requests_come_nothing_is_measured(served):
     served.begin()
     for _ in range(10):
         served.request()
@@ -133,7 +133,7 @@ def test_while_requests_come_nothing_is_measured(served: Served) -> None:
     assert served.worker.asked == [[1, 2, 4]]
 
 
-def test_a_request_goes_before_the_next_run(served: Served) -> None:
+def test_a_request_goes_before_the_next_run(served):
     served.begin()
     served.wait(1.1)
     served.request()
@@ -147,14 +147,14 @@ def test_a_request_goes_before_the_next_run(served: Served) -> None:
     assert served.worker.asked == [[1, 2, 4], []]
 
 
-def test_what_is_known_needs_no_measuring(served: Served) -> None:
+def test_what_is_known_needs_no_measuring(served):
     served.batcher.seed([(1, 0.01), (2, 0.01), (4, 0.01)])
     served.begin()
     served.wait(5.0)
     assert served.worker.asked == []
 
 
-def test_it_ends_where_the_worker_says_why(served: Served) -> None:
+def test_it_ends_where_the_worker_says_why(served):
     served.begin()
     served.wait(1.1)
     served.worker.finish(note="there is no sample input")
@@ -163,7 +163,7 @@ def test_it_ends_where_the_worker_says_why(served: Served) -> None:
     assert served.profiling.pending == ()
 
 
-def test_other_sizes_are_measured_though_the_worker_of_the_last_run_is_lost(served: Served) -> None:
+def test_other_sizes_are_measured_though_the_worker_of_the_last_run_is_lost(served):
     served.begin()
     served.wait(1.1)
     served.begin()
@@ -173,7 +173,7 @@ def test_other_sizes_are_measured_though_the_worker_of_the_last_run_is_lost(serv
     assert other.asked == [[1, 2, 4]]
 
 
-def test_it_ends_with_a_worker_that_is_lost_over_it(served: Served) -> None:
+def test_it_ends_with_a_worker_that_is_lost_over_it(served):
     served.begin()
     served.wait(1.1)
     served.worker.lose()
@@ -183,9 +183,7 @@ def test_it_ends_with_a_worker_that_is_lost_over_it(served: Served) -> None:
     assert served.profiling.pending == ()
 
 
-def test_it_waits_for_another_worker_if_the_last_run_ends_while_the_only_one_drains(
-    served: Served,
-) -> None:
+def test_it_waits_for_another_worker_if_the_last_run_ends_while_the_only_one_drains(served):
     served.begin()
     served.wait(1.1)
     served.worker.lose()
@@ -196,7 +194,7 @@ def test_it_waits_for_another_worker_if_the_last_run_ends_while_the_only_one_dra
     assert other.asked == [[1, 2, 4]]
 
 
-def test_another_worker_begins_anew(served: Served) -> None:
+def test_another_worker_begins_anew(served):
     served.begin()
     served.wait(1.1)
     served.request()
@@ -208,7 +206,7 @@ def test_another_worker_begins_anew(served: Served) -> None:
     assert other.asked == [[1, 2, 4]]
 
 
-def test_what_comes_of_older_settings_is_not_used(served: Served) -> None:
+def test_what_comes_of_older_settings_is_not_used(served):
     served.begin()
     served.wait(1.1)
     served.begin(1, 2)

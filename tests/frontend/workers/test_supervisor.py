@@ -1,12 +1,13 @@
 import asyncio
 import itertools
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from types import ModuleType, NoneType
+from types import NoneType
 from typing import Any
 
+import fakes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,7 +50,6 @@ class Bench:
 
     def __init__(
         self,
-        fakes: ModuleType,
         *lives: Any,
         size: int = 2,
         window: float = RETRY_SECONDS,
@@ -57,7 +57,6 @@ class Bench:
         has_workers_left: bool = True,
         profiled_sizes: Sequence[int] = (),
     ) -> None:
-        self.fakes = fakes
         self.loop = asyncio.get_running_loop()
         self.launcher = fakes.FakeLauncher(*lives)
         self.metrics = Metrics("host")
@@ -106,9 +105,7 @@ class Bench:
 
     def put(self, *bodies: bytes) -> list[asyncio.Future[Prediction]]:
         jobs = [
-            self.fakes.AwaitedJob(
-                self.fakes.make_input(body), self.loop.time(), self.loop.create_future()
-            )
+            fakes.AwaitedJob(fakes.make_input(body), self.loop.time(), self.loop.create_future())
             for body in bodies
         ]
         for job in jobs:
@@ -122,16 +119,16 @@ class Bench:
 
     def counted(self, name: str) -> float:
         labels = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
-        return self.fakes.sample_value(self.metrics, f"{name}_total", labels) or 0.0
+        return fakes.sample_value(self.metrics, f"{name}_total", labels) or 0.0
 
 
 @pytest.fixture
-def bench(fakes: ModuleType) -> Callable[..., Any]:
+def bench():
     """A bench that is started, and stopped at the end."""
 
     @asynccontextmanager
-    async def make(*lives: Any, started: bool = True, **options: Any) -> AsyncIterator[Bench]:
-        setup = Bench(fakes, *lives, **options)
+    async def make(*lives, started=True, **options):
+        setup = Bench(*lives, **options)
         if started:
             setup.start()
         try:
@@ -146,10 +143,8 @@ def bench(fakes: ModuleType) -> Callable[..., Any]:
 # -- a good life -----------------------------------------------------------------------------------
 
 
-def test_a_worker_loads_its_model_and_serves_in_order(
-    run: Callable[..., Any], bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_loads_its_model_and_serves_in_order(run, bench):
+    async def scenario():
         async with bench() as setup:
             assert await setup.supervisor.first_outcome() is None
             assert setup.supervisor.is_ready
@@ -162,10 +157,8 @@ def test_a_worker_loads_its_model_and_serves_in_order(
     run(scenario())
 
 
-def test_a_worker_has_one_batch_in_hand_and_the_rest_waits(
-    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_has_one_batch_in_hand_and_the_rest_waits(run, bench):
+    async def scenario():
         async with bench(fakes.Life(seconds=1.0)) as setup:
             await setup.ready()
             futures = setup.put(b"a", b"b", b"c", b"d")
@@ -178,10 +171,8 @@ def test_a_worker_has_one_batch_in_hand_and_the_rest_waits(
 
 
 @pytest.mark.parametrize("code", [299, 503, 507])
-def test_a_failure_that_is_reported_is_the_batchs_and_the_worker_lives(
-    code: int, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_failure_that_is_reported_is_the_batchs_and_the_worker_lives(code, run, bench):
+    async def scenario():
         life = fakes.Life(predict=[Reply(code, "Prediction failed"), fakes.echo])
         async with bench(life) as setup:
             await setup.ready()
@@ -195,14 +186,12 @@ def test_a_failure_that_is_reported_is_the_batchs_and_the_worker_lives(
     run(scenario())
 
 
-def test_a_batch_too_large_to_be_sent_fails_alone(
-    run: Callable[..., Any], bench: Callable[..., Any]
-) -> None:
+def test_a_batch_too_large_to_be_sent_fails_alone(run, bench):
     class Huge(bytes):
-        def __len__(self) -> int:
+        def __len__(self):
             return 1 << 32
 
-    async def scenario() -> None:
+    async def scenario():
         async with bench() as setup:
             await setup.ready()
             [error] = await setup.outcomes(Huge())
@@ -216,10 +205,8 @@ def test_a_batch_too_large_to_be_sent_fails_alone(
 
 
 @pytest.mark.parametrize("code", [500, 507])
-def test_a_load_that_fails_is_reported_with_its_code_and_tried_again(
-    code: int, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_load_that_fails_is_reported_with_its_code_and_tried_again(code, run, bench):
+    async def scenario():
         async with bench(
             fakes.Life(load=LoadFailure(code, "ValueError: no")), fakes.Life()
         ) as setup:
@@ -241,13 +228,9 @@ def test_a_load_that_fails_is_reported_with_its_code_and_tried_again(
 
 @pytest.mark.parametrize(("runs_out_of_memory", "code"), [(True, 507), (False, 500)])
 def test_a_load_that_the_kernel_ends_for_want_of_memory_says_so_by_its_code(
-    runs_out_of_memory: bool,
-    code: int,
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    bench: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+    runs_out_of_memory, code, run, bench
+):
+    async def scenario():
         life = fakes.Life(load="die", runs_out_of_memory=runs_out_of_memory)
         async with bench(life) as setup:
             outcome = await setup.supervisor.first_outcome()
@@ -257,10 +240,8 @@ def test_a_load_that_the_kernel_ends_for_want_of_memory_says_so_by_its_code(
     run(scenario())
 
 
-def test_every_client_of_a_model_that_cannot_load_got_megabytes_of_missing_weights(
-    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_every_client_of_a_model_that_cannot_load_got_megabytes_of_missing_weights(run, bench):
+    async def scenario():
         missing = "RuntimeError: missing " + "weight, " * 1_000_000
         async with bench(fakes.Life(load=LoadFailure(500, missing))) as setup:
             await setup.supervisor.first_outcome()
@@ -286,16 +267,8 @@ def test_every_client_of_a_model_that_cannot_load_got_megabytes_of_missing_weigh
         ({"start_error": EOFError("unexpected EOF")}, "unexpected EOF", 0.0),
     ],
 )
-def test_a_start_that_comes_to_nothing_is_tried_again(
-    life: dict[str, Any],
-    why: str,
-    seconds: float,
-    run: Callable[..., Any],
-    loop: Any,
-    fakes: ModuleType,
-    bench: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+def test_a_start_that_comes_to_nothing_is_tried_again(life, why, seconds, run, loop, bench):
+    async def scenario():
         began = loop.time()
         async with bench(fakes.Life(**life), fakes.Life()) as setup:
             assert why in str(await setup.supervisor.first_outcome())
@@ -308,10 +281,8 @@ def test_a_start_that_comes_to_nothing_is_tried_again(
 
 
 @pytest.mark.parametrize("load", ["die", "hang"])
-def test_a_worker_that_is_lost_while_it_tries_out_sizes_loads_without(
-    load: str, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_is_lost_while_it_tries_out_sizes_loads_without(load, run, bench):
+    async def scenario():
         async with bench(fakes.Life(load=load), fakes.Life(), profiled_sizes=[1, 2]) as setup:
             assert await setup.supervisor.first_outcome() is None
             assert setup.supervisor.is_ready
@@ -322,10 +293,8 @@ def test_a_worker_that_is_lost_while_it_tries_out_sizes_loads_without(
 
 
 @pytest.mark.parametrize("window", [0.0, RETRY_SECONDS])
-def test_a_worker_that_is_lost_without_trying_out_sizes_too_is_reported(
-    window: float, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_is_lost_without_trying_out_sizes_too_is_reported(window, run, bench):
+    async def scenario():
         async with bench(fakes.Life(load="die"), profiled_sizes=[1], window=window) as setup:
             assert "Worker disconnected" in str(await setup.supervisor.first_outcome())
 
@@ -340,9 +309,9 @@ DEATHS = ["die", GARBAGE, Reply(predictions=[]), Reply(predictions=[Prediction(b
 
 @pytest.mark.parametrize("answer", DEATHS)
 def test_what_a_lost_worker_held_is_run_again_each_by_itself_and_before_others(
-    answer: Any, run: Callable[..., Any], loop: Any, fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+    answer, run, loop, bench
+):
+    async def scenario():
         life = fakes.Life(predict=[fakes.echo, answer], seconds=0.5)
         async with bench(life, fakes.Life(), size=3) as setup:
             await setup.ready()
@@ -360,7 +329,7 @@ def test_what_a_lost_worker_held_is_run_again_each_by_itself_and_before_others(
     run(scenario())
 
 
-def dies_of(poison: bytes, fakes: ModuleType) -> Any:
+def dies_of(poison: bytes) -> Any:
     """A life that ends with a certain request."""
 
     def answer(batch: Any) -> Any:
@@ -371,11 +340,9 @@ def dies_of(poison: bytes, fakes: ModuleType) -> Any:
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_whoever_kills_its_worker_dies_of_the_second_and_takes_nobody_along(
-    place: int, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
-        async with bench(dies_of(b"bad", fakes), size=4) as setup:
+def test_whoever_kills_its_worker_dies_of_the_second_and_takes_nobody_along(place, run, bench):
+    async def scenario():
+        async with bench(dies_of(b"bad"), size=4) as setup:
             await setup.ready()
             bodies = [b"a", b"b", b"c"]
             bodies.insert(place, b"bad")
@@ -389,13 +356,8 @@ def test_whoever_kills_its_worker_dies_of_the_second_and_takes_nobody_along(
 
 
 @pytest.mark.parametrize("options", [{"retries": False}, {"has_workers_left": False}])
-def test_nothing_is_run_again_where_that_is_not_wanted_or_nobody_could(
-    options: dict[str, bool],
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    bench: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+def test_nothing_is_run_again_where_that_is_not_wanted_or_nobody_could(options, run, bench):
+    async def scenario():
         life = fakes.Life(predict=[fakes.echo, "die"])
         async with bench(life, fakes.Life(), **options) as setup:
             await setup.ready()
@@ -406,10 +368,8 @@ def test_nothing_is_run_again_where_that_is_not_wanted_or_nobody_could(
     run(scenario())
 
 
-def test_whoever_has_left_is_not_run_again(
-    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_whoever_has_left_is_not_run_again(run, bench):
+    async def scenario():
         life = fakes.Life(predict=[fakes.echo, "die"], seconds=1.0)
         async with bench(life, fakes.Life()) as setup:
             await setup.ready()
@@ -422,10 +382,8 @@ def test_whoever_has_left_is_not_run_again(
     run(scenario())
 
 
-def test_a_single_request_that_a_worker_hangs_over_is_not_run_again(
-    run: Callable[..., Any], loop: Any, fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_single_request_that_a_worker_hangs_over_is_not_run_again(run, loop, bench):
+    async def scenario():
         async with bench(fakes.Life(predict=["hang"]), fakes.Life()) as setup:
             await setup.ready()
             began = loop.time()
@@ -438,14 +396,12 @@ def test_a_single_request_that_a_worker_hangs_over_is_not_run_again(
     run(scenario())
 
 
-def test_a_request_that_a_worker_hangs_over_costs_its_mates_one_timeout(
-    run: Callable[..., Any], loop: Any, fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    def answer(batch: Any) -> Any:
+def test_a_request_that_a_worker_hangs_over_costs_its_mates_one_timeout(run, loop, bench):
+    def answer(batch):
         bodies = [each.parts[0].body for each in batch.inputs]
         return "hang" if b"bad" in bodies else fakes.echo(batch)
 
-    async def scenario() -> None:
+    async def scenario():
         async with bench(fakes.Life(predict=[answer]), size=3) as setup:
             await setup.ready()
             began = loop.time()
@@ -457,10 +413,8 @@ def test_a_request_that_a_worker_hangs_over_costs_its_mates_one_timeout(
     run(scenario())
 
 
-def test_a_worker_that_dies_idle_is_replaced_and_nobody_notices(
-    run: Callable[..., Any], bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_dies_idle_is_replaced_and_nobody_notices(run, bench):
+    async def scenario():
         async with bench() as setup:
             await setup.ready()
             setup.launcher.workers[0].crash()
@@ -473,13 +427,8 @@ def test_a_worker_that_dies_idle_is_replaced_and_nobody_notices(
     run(scenario())
 
 
-def test_a_worker_whose_children_hold_the_wire_is_missed_all_the_same(
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    bench: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_whose_children_hold_the_wire_is_missed_all_the_same(run, bench, caplog):
+    async def scenario():
         async with bench(fakes.Life(predict=["hang"]), fakes.Life()) as setup:
             await setup.ready()
             [job, behind] = setup.put(b"a", b"b")
@@ -492,15 +441,10 @@ def test_a_worker_whose_children_hold_the_wire_is_missed_all_the_same(
     run(scenario())
 
 
-def test_a_failure_is_reported_until_the_worker_has_answered_again(
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    bench: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_failure_is_reported_until_the_worker_has_answered_again(run, bench, caplog):
     diagnostics = Diagnostics(["File x, line 1 in handle"], ["good bye", "[INFO] forged\x1b"])
 
-    async def scenario() -> None:
+    async def scenario():
         deadly = fakes.Life(predict=["die"], diagnostics=diagnostics)
         async with bench(deadly, deadly, fakes.Life()) as setup:
             await setup.ready()
@@ -518,15 +462,10 @@ def test_a_failure_is_reported_until_the_worker_has_answered_again(
     assert "\n    good bye\n    [INFO] forged\\x1b\n" in caplog.text
 
 
-def test_a_timeout_says_that_it_was_one_and_leaves_the_lines_that_alerts_match(
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    bench: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_timeout_says_that_it_was_one_and_leaves_the_lines_that_alerts_match(run, bench, caplog):
     caplog.set_level("INFO")
 
-    async def scenario() -> None:
+    async def scenario():
         async with bench(fakes.Life(predict=["hang"])) as setup:
             for _ in range(2):
                 await setup.ready()
@@ -553,13 +492,8 @@ def test_a_timeout_says_that_it_was_one_and_leaves_the_lines_that_alerts_match(
     assert rest.count("Auto recovery succeeded, reset recoveryStartTS") == 2
 
 
-def test_a_load_that_tries_out_batches_times_out_in_the_words_of_torchserve(
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    bench: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def scenario() -> None:
+def test_a_load_that_tries_out_batches_times_out_in_the_words_of_torchserve(run, bench, caplog):
+    async def scenario():
         hangs = fakes.Life(load="hang")
         async with bench(hangs, fakes.Life(), profiled_sizes=[1]) as setup:
             await setup.ready()
@@ -576,15 +510,12 @@ def test_a_load_that_tries_out_batches_times_out_in_the_words_of_torchserve(
 
 
 def test_a_model_that_was_never_loaded_is_distinguished_from_one_that_may_be_loaded_again(
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    bench: Callable[..., Any],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    run, bench, caplog
+):
     broken = fakes.Life(load=LoadFailure(500, "ValueError: no"))
 
-    async def scenario() -> None:
-        loads: list[bool] = []
+    async def scenario():
+        loads = []
         async with bench(
             broken, fakes.Life(), broken, broken, fakes.Life(), started=False
         ) as setup:
@@ -605,10 +536,8 @@ def test_a_model_that_was_never_loaded_is_distinguished_from_one_that_may_be_loa
     assert changes == [*failed, loaded, *again, loaded, lost]
 
 
-def test_a_client_that_left_does_not_hurt_its_batch_mates(
-    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_client_that_left_does_not_hurt_its_batch_mates(run, bench):
+    async def scenario():
         async with bench(fakes.Life(seconds=1.0)) as setup:
             await setup.ready()
             [_, second, third] = setup.put(b"a", b"b", b"c")
@@ -620,10 +549,8 @@ def test_a_client_that_left_does_not_hurt_its_batch_mates(
     run(scenario())
 
 
-def test_the_pauses_between_the_tries_grow_until_the_window_is_over(
-    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_the_pauses_between_the_tries_grow_until_the_window_is_over(run, bench):
+    async def scenario():
         async with bench(fakes.Life(load="die"), window=10.0) as setup:
             began = setup.loop.time()
             while not setup.ended:
@@ -639,10 +566,8 @@ def test_the_pauses_between_the_tries_grow_until_the_window_is_over(
     run(scenario())
 
 
-def test_a_worker_that_came_up_again_has_its_whole_window_again(
-    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_came_up_again_has_its_whole_window_again(run, bench):
+    async def scenario():
         lives = [fakes.Life(load="die"), fakes.Life(), fakes.Life(load="die"), fakes.Life()]
         async with bench(*lives, window=5.0) as setup:
             await setup.ready()
@@ -659,10 +584,8 @@ def test_a_worker_that_came_up_again_has_its_whole_window_again(
 
 
 @pytest.mark.parametrize("drain", [0.0, 10.0])
-def test_an_idle_worker_leaves_by_itself(
-    drain: float, run: Callable[..., Any], loop: Any, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_an_idle_worker_leaves_by_itself(drain, run, loop, bench):
+    async def scenario():
         async with bench() as setup:
             await setup.ready()
             began = loop.time()
@@ -688,15 +611,9 @@ def test_an_idle_worker_leaves_by_itself(
     ],
 )
 def test_a_busy_worker_may_finish_its_batch_in_the_time_it_is_given(
-    drain: float,
-    seconds: float,
-    outcome: Any,
-    run: Callable[..., Any],
-    loop: Any,
-    fakes: ModuleType,
-    bench: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+    drain, seconds, outcome, run, loop, bench
+):
+    async def scenario():
         async with bench(fakes.Life(seconds=5.0)) as setup:
             await setup.ready()
             [job, behind] = setup.put(b"a", b"b")
@@ -713,14 +630,8 @@ def test_a_busy_worker_may_finish_its_batch_in_the_time_it_is_given(
 
 
 @pytest.mark.parametrize("has_workers_left", [True, False])
-def test_a_worker_that_dies_while_it_drains_is_not_replaced(
-    has_workers_left: bool,
-    run: Callable[..., Any],
-    loop: Any,
-    fakes: ModuleType,
-    bench: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_dies_while_it_drains_is_not_replaced(has_workers_left, run, loop, bench):
+    async def scenario():
         life = fakes.Life(predict=["die"], seconds=1.0)
         async with bench(life, has_workers_left=has_workers_left) as setup:
             await setup.ready()
@@ -744,14 +655,8 @@ def test_a_worker_that_dies_while_it_drains_is_not_replaced(
     [{"start_seconds": 10.0}, {"load": "hang"}, {"load": LoadFailure(500, "no")}],
     ids=["starting", "loading", "waiting for the next try"],
 )
-def test_a_worker_can_be_stopped_before_it_serves(
-    life: dict[str, Any],
-    run: Callable[..., Any],
-    loop: Any,
-    fakes: ModuleType,
-    bench: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_can_be_stopped_before_it_serves(life, run, loop, bench):
+    async def scenario():
         async with bench(fakes.Life(**life)) as setup:
             await asyncio.sleep(0.5)
             began = loop.time()
@@ -766,10 +671,8 @@ def test_a_worker_can_be_stopped_before_it_serves(
     run(scenario())
 
 
-def test_a_worker_stopped_in_the_turn_it_was_started_says_so(
-    run: Callable[..., Any], bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_stopped_in_the_turn_it_was_started_says_so(run, bench):
+    async def scenario():
         async with bench() as setup:
             waiting = asyncio.ensure_future(setup.supervisor.first_outcome())
             await setup.supervisor.stop(0)
@@ -780,10 +683,8 @@ def test_a_worker_stopped_in_the_turn_it_was_started_says_so(
     run(scenario())
 
 
-def test_a_worker_that_was_never_started_is_stopped_by_nothing(
-    run: Callable[..., Any], bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_was_never_started_is_stopped_by_nothing(run, bench):
+    async def scenario():
         async with bench(started=False) as setup:
             await setup.supervisor.stop(1.0)
             assert setup.launcher.starts == []
@@ -794,7 +695,7 @@ def test_a_worker_that_was_never_started_is_stopped_by_nothing(
 # -- the table -------------------------------------------------------------------------------------
 
 
-def test_the_table_of_states_is_total_and_everybody_can_end() -> None:
+def test_the_table_of_states_is_total_and_everybody_can_end():
     assert set(TRANSITIONS) == set(WorkerState)
     for state, nexts in TRANSITIONS.items():
         assert state not in nexts
@@ -816,14 +717,14 @@ LIVES = st.lists(
 )
 
 
-async def _whole_life(fakes: ModuleType, lives: Any, until: float, drain: float) -> Bench:
+async def _whole_life(lives: Any, until: float, drain: float) -> Bench:
     made = [
         fakes.Life(
             start_error, start_seconds, load, [fakes.echo if a == "echo" else a for a in ans], busy
         )
         for start_error, start_seconds, load, ans, busy in lives
     ]
-    setup = Bench(fakes, *made)
+    setup = Bench(*made)
     setup.start()
     clients = []
     for _ in range(4):
@@ -840,14 +741,12 @@ async def _whole_life(fakes: ModuleType, lives: Any, until: float, drain: float)
 
 @settings(max_examples=60)
 @given(LIVES, st.sampled_from([0.1, 1.0, 5.0, 100.0, 1000.0]), st.sampled_from([0.0, 2.0, 100.0]))
-def test_whatever_happens_the_table_is_kept_and_nothing_is_left(
-    fakes: ModuleType, lives: Any, until: float, drain: float
-) -> None:
+def test_whatever_happens_the_table_is_kept_and_nothing_is_left(lives, until, drain):
     loop = fakes.VirtualLoop()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.monotonic", loop.time)
         try:
-            setup = loop.run(_whole_life(fakes, lives, until, drain))
+            setup = loop.run(_whole_life(lives, until, drain))
         finally:
             loop.close()
     states = setup.supervisor.states
@@ -859,14 +758,12 @@ def test_whatever_happens_the_table_is_kept_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("turns", [None, 0, 1, 2, 3])
-def test_a_worker_stopped_in_the_turn_its_process_arrives_stops(
-    turns: int | None, run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_stopped_in_the_turn_its_process_arrives_stops(turns, run, bench):
+    async def scenario():
         async with bench(started=False) as setup:
             arrival = asyncio.get_running_loop().create_future()
 
-            async def start(_spec: Any) -> Any:
+            async def start(_spec):
                 try:
                     return await arrival
                 except asyncio.CancelledError:  # a cancelled start leaves no process
@@ -890,10 +787,8 @@ def test_a_worker_stopped_in_the_turn_its_process_arrives_stops(
     run(scenario())
 
 
-def test_stopping_can_be_asked_for_twice_and_abandoned(
-    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_stopping_can_be_asked_for_twice_and_abandoned(run, bench):
+    async def scenario():
         async with bench(fakes.Life(seconds=5.0)) as setup:
             await setup.ready()
             [job] = setup.put(b"a")
@@ -907,10 +802,8 @@ def test_stopping_can_be_asked_for_twice_and_abandoned(
     run(scenario())
 
 
-def test_a_cancelled_stop_leaves_no_process_id_behind(
-    run: Callable[..., Any], fakes: ModuleType, bench: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_cancelled_stop_leaves_no_process_id_behind(run, bench):
+    async def scenario():
         async with bench(fakes.Life(stop_seconds=60.0)) as setup:
             await setup.ready()
             stopping = asyncio.ensure_future(setup.supervisor.stop(0))
@@ -925,13 +818,11 @@ def test_a_cancelled_stop_leaves_no_process_id_behind(
     run(scenario())
 
 
-def test_a_worker_that_is_lost_as_it_answers_its_load_gets_no_batch(
-    run: Callable[..., Any], fakes: ModuleType
-) -> None:
+def test_a_worker_that_is_lost_as_it_answers_its_load_gets_no_batch(run):
     load = b"".join(encode(Loaded())) * 2  # the second breaks the protocol, in the same turn
 
-    async def scenario() -> None:
-        bench = Bench(fakes, fakes.Life(load=load), fakes.Life(), retries=False)
+    async def scenario():
+        bench = Bench(fakes.Life(load=load), fakes.Life(), retries=False)
         bench.start()
         assert await bench.outcomes(b"innocent") == [b"innocent"]
         assert bench.supervisor.states.count(WorkerState.READY) == 1
@@ -940,15 +831,13 @@ def test_a_worker_that_is_lost_as_it_answers_its_load_gets_no_batch(
     run(scenario())
 
 
-def test_a_lost_worker_is_not_ready_while_the_cause_of_its_end_is_looked_for(
-    run: Callable[..., Any], fakes: ModuleType
-) -> None:
-    async def scenario() -> None:
-        bench = Bench(fakes)
+def test_a_lost_worker_is_not_ready_while_the_cause_of_its_end_is_looked_for(run):
+    async def scenario():
+        bench = Bench()
         bench.start()
         await bench.ready()
 
-        async def still_there(seconds: float) -> str:
+        async def still_there(seconds):
             await asyncio.sleep(seconds)
             return ""
 

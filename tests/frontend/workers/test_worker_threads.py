@@ -43,7 +43,7 @@ def adjusted(threads: WorkerThreads, **options: Any) -> list[tuple[int, int]]:
     return connection.sent  # type: ignore[no-any-return]
 
 
-def test_a_worker_uses_its_share_and_another_share_at_once() -> None:
+def test_a_worker_uses_its_share_and_another_share_at_once():
     threads = started(WorkerThreads(share(4), [1, 2, 4]))
     assert threads.in_use == (4, "")
     assert adjusted(threads) == []
@@ -53,7 +53,7 @@ def test_a_worker_uses_its_share_and_another_share_at_once() -> None:
     assert (threads.tried, threads.options.threads, threads.give()) == ([1, 2], 2, 2)
 
 
-def test_a_number_that_was_found_holds_for_the_next_process() -> None:
+def test_a_number_that_was_found_holds_for_the_next_process():
     threads = started(WorkerThreads(share(4), [1, 2, 4]), 2, "as fast as 4")
     assert threads.found == threads.in_use == (2, "as fast as 4")
     assert threads.give() == 2
@@ -64,8 +64,8 @@ def test_a_number_that_was_found_holds_for_the_next_process() -> None:
     [(2, 8, 2, True), (2, 1, 1, True), (4, 8, 8, False), (4, 2, 2, False)],
 )
 def test_a_number_is_kept_beside_another_share_if_it_is_smaller_than_the_old_one(
-    found: int, new_share: int, number: int, kept: bool
-) -> None:
+    found, new_share, number, kept
+):
     threads = started(WorkerThreads(share(4), []), found, "found")
     threads.share_out(share(new_share), [])
     assert threads.found == (ThreadChoice(number, "found") if kept else None)
@@ -73,13 +73,13 @@ def test_a_number_is_kept_beside_another_share_if_it_is_smaller_than_the_old_one
 
 
 @pytest.mark.parametrize("new", [share(4), TorchOptions(2, "its registration")])
-def test_a_share_that_is_the_same_or_none_changes_nothing(new: TorchOptions) -> None:
+def test_a_share_that_is_the_same_or_none_changes_nothing(new):
     threads = started(WorkerThreads(share(4), [1, 2, 4]))
     threads.share_out(new, [])
     assert (threads.give(), threads.tried) == (4, [1, 2, 4])
 
 
-def test_a_handler_that_has_set_its_threads_or_has_no_torch_keeps_them() -> None:
+def test_a_handler_that_has_set_its_threads_or_has_no_torch_keeps_them():
     for in_use in (3, 0):
         threads = WorkerThreads(share(4), [])
         threads.give()
@@ -89,13 +89,13 @@ def test_a_handler_that_has_set_its_threads_or_has_no_torch_keeps_them() -> None
         assert threads.in_use == (in_use, "")
 
 
-def test_overlapping_stages_keep_their_threads_until_the_next_start() -> None:
+def test_overlapping_stages_keep_their_threads_until_the_next_start():
     threads = started(WorkerThreads(share(4), []))
     threads.share_out(share(2), [])
     assert adjusted(threads, overlaps=1) == []
     assert threads.give() == 2
 
 
-def test_a_new_worker_uses_what_another_has_found() -> None:
+def test_a_new_worker_uses_what_another_has_found():
     threads = WorkerThreads(share(4), [1, 2, 4], ThreadChoice(2, "found"))
     assert started(threads).in_use == (2, "found")

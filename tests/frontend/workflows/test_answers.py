@@ -19,23 +19,23 @@ def joined(**outputs: Prediction) -> Prediction:
         return answer
 
 
-def test_one_output_stays_as_it_is() -> None:
+def test_one_output_stays_as_it_is():
     answer = joined(leaf=Prediction(b"\xff", 201, "Made", {"X-Mine": "1"}))
     assert (bytes(answer.body), answer.status, answer.reason) == (b"\xff", 201, "Made")
     assert answer.headers == {"content-type": "application/json", "X-Mine": "1"}
 
 
 @pytest.mark.parametrize("name", ["content-type", "Content-Type"])
-def test_a_type_that_the_handler_has_set_stays(name: str) -> None:
+def test_a_type_that_the_handler_has_set_stays(name):
     assert joined(leaf=Prediction(b"", headers={name: "a/b"})).headers == {name: "a/b"}
 
 
 @pytest.mark.parametrize(("status", "reason"), [(200, "OK"), (404, "Not Found"), (299, "")])
-def test_the_phrase_is_the_standard_one(status: int, reason: str) -> None:
+def test_the_phrase_is_the_standard_one(status, reason):
     assert joined(leaf=Prediction(b"", status)).reason == reason
 
 
-def test_several_outputs_are_members_in_order() -> None:
+def test_several_outputs_are_members_in_order():
     answer = joined(
         b=Prediction(b' {"x": 1}\n'), a=Prediction(b"plain \xc3\xa4"), c=Prediction(b"[1, null]")
     )
@@ -44,11 +44,11 @@ def test_several_outputs_are_members_in_order() -> None:
     assert (answer.status, answer.reason) == (200, "OK")
 
 
-def test_an_output_that_is_no_text_cannot_be_a_member() -> None:
+def test_an_output_that_is_no_text_cannot_be_a_member():
     with pytest.raises(ServeError, match="The output of a is neither JSON nor text"):
         joined(a=Prediction(b"\xff"), b=Prediction(b"{}"))
 
 
-def test_deep_json_is_a_text() -> None:
+def test_deep_json_is_a_text():
     answer = joined(a=Prediction(b"[" * 100_000), b=Prediction(b"{}"))
     assert json.loads(bytes(answer.body))["a"] == "[" * 100_000

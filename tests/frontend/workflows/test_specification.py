@@ -2,7 +2,6 @@
 
 import contextlib
 import string
-from typing import Any
 
 import pytest
 import yaml
@@ -33,7 +32,7 @@ dag:
 """
 
 
-def test_the_defaults_are_torchserves() -> None:
+def test_the_defaults_are_torchserves():
     settings = read("{models: {m: {url: m.mar}}, dag: {m: []}}").start.settings
     assert settings == NodeSettings(
         min_workers=1,
@@ -45,13 +44,13 @@ def test_the_defaults_are_torchserves() -> None:
     )
 
 
-def test_a_name_that_is_no_model_is_a_function() -> None:
+def test_a_name_that_is_no_model_is_a_function():
     nodes = read(FORK).nodes
     assert [name for name, node in nodes.items() if node.is_function] == ["pre", "post"]
     assert nodes["m1"].url == "m1.mar"
 
 
-def test_parents_come_before_their_children_in_the_order_of_the_file() -> None:
+def test_parents_come_before_their_children_in_the_order_of_the_file():
     specification = read(FORK)
     assert list(specification.nodes) == ["pre", "m1", "m2", "post"]
     assert specification.nodes["post"].parents == ("m1", "m2")
@@ -77,11 +76,11 @@ def test_parents_come_before_their_children_in_the_order_of_the_file() -> None:
         ),
     ],
 )
-def test_an_unknown_key_was_ignored_in_silence(text: str, warning: str) -> None:
+def test_an_unknown_key_was_ignored_in_silence(text, warning):
     assert read(text).warnings == (warning,)
 
 
-def test_a_default_counts_for_the_models_behind_it() -> None:
+def test_a_default_counts_for_the_models_behind_it():
     nodes = read(
         "{models: {a: {url: a.mar}, batch-size: 8, b: {url: b.mar},"
         " c: {url: c.mar, batch-size: 2}}, dag: {a: [b, c]}}"
@@ -89,7 +88,7 @@ def test_a_default_counts_for_the_models_behind_it() -> None:
     assert [node.settings.batch_size for node in nodes.values()] == [1, 8, 2]
 
 
-def test_functions_have_one_worker_no_batches_and_the_last_defaults_of_time_and_tries() -> None:
+def test_functions_have_one_worker_no_batches_and_the_last_defaults_of_time_and_tries():
     text = (
         "{models: {max-workers: 4, batch-size: 8, max-batch-delay: 90, retry-attempts: 3,"
         " timeout-ms: 500}, dag: {f: []}}"
@@ -100,7 +99,7 @@ def test_functions_have_one_worker_no_batches_and_the_last_defaults_of_time_and_
     assert read(text).defaults.batch_size == 8
 
 
-def test_the_longest_path_is_what_all_tries_of_its_nodes_may_take() -> None:
+def test_the_longest_path_is_what_all_tries_of_its_nodes_may_take():
     specification = read(
         "{models: {timeout-ms: 1000, retry-attempts: 0, a: {url: a}, "
         "b: {url: b, timeout-ms: 5000, retry-attempts: 2}}, dag: {a: [b, c], b: [d], c: [d]}}"
@@ -108,12 +107,12 @@ def test_the_longest_path_is_what_all_tries_of_its_nodes_may_take() -> None:
     assert specification.longest == 1 + 15 + 1
 
 
-def test_edges_are_described_as_java_writes_a_map() -> None:
+def test_edges_are_described_as_java_writes_a_map():
     assert read(FORK).dag_text == "{pre=[m1, m2], m1=[post], m2=[post]}"
 
 
 @pytest.mark.parametrize("children", ["", "[]", "[null]", "['']", "[' ']"])
-def test_a_node_without_children(children: str) -> None:
+def test_a_node_without_children(children):
     assert read(f"models: {{}}\ndag:\n  f: {children}").leaves == ["f"]
 
 
@@ -129,7 +128,7 @@ def test_a_node_without_children(children: str) -> None:
         ("{s: [a], a: [b], b: [c], c: [a]}", "Not a valid DAG"),
     ],
 )
-def test_what_is_no_graph_is_refused_in_torchserves_words(dag: str, message: str) -> None:
+def test_what_is_no_graph_is_refused_in_torchserves_words(dag, message):
     with pytest.raises(GraphRefused) as refusal:
         read(f"models: {{}}\ndag: {dag}")
     assert refusal.value.message == message
@@ -163,16 +162,14 @@ def test_what_is_no_graph_is_refused_in_torchserves_words(dag: str, message: str
         ("{models: {m: {url: a, timeout-ms: 0}}, dag: {}}", "models.m: timeout-ms=0"),
     ],
 )
-def test_what_is_no_specification_is_refused_with_the_place_and_the_rule(
-    text: str, message: str
-) -> None:
+def test_what_is_no_specification_is_refused_with_the_place_and_the_rule(text, message):
     with pytest.raises(WorkflowRefused) as refusal:
         read(text)
     assert message in refusal.value.message
 
 
 @pytest.mark.parametrize("count", [MAX_NODES + 1, 10_000])
-def test_a_workflow_has_so_many_nodes_at_most(count: int) -> None:
+def test_a_workflow_has_so_many_nodes_at_most(count):
     children = [f"n{number}" for number in range(count - 1)]
     with pytest.raises(WorkflowRefused, match=f"more than {MAX_NODES} nodes"):
         read_specification({"models": {}, "dag": {"a": children}})
@@ -187,18 +184,18 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["models", "dag", "x"]), values) | values)
-def test_any_document_is_read_or_refused(document: Any) -> None:
+def test_any_document_is_read_or_refused(document):
     with contextlib.suppress(WorkflowRefused, GraphRefused):
         read_specification(document)
 
 
 @given(st.dictionaries(names, st.lists(names, max_size=4), max_size=6))
-def test_any_graph_is_in_order_or_refused(dag: dict[str, list[str]]) -> None:
+def test_any_graph_is_in_order_or_refused(dag):
     try:
         specification = read_specification({"models": {}, "dag": dag})
     except GraphRefused:
         return
-    seen: set[str] = set()
+    seen = set()
     for name, node in specification.nodes.items():
         assert set(node.parents) <= seen
         assert all(name in specification.nodes[child].parents for child in node.children)

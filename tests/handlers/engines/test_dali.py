@@ -79,7 +79,7 @@ def dali(monkeypatch):
 
 
 @pytest.fixture
-def handler(dali, tmp_path, make_context) -> DALIImageClassifier:
+def handler(dali, tmp_path, make_context):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.script(torch.nn.Flatten()), tmp_path / "model.pt")
@@ -88,7 +88,7 @@ def handler(dali, tmp_path, make_context) -> DALIImageClassifier:
     return handler
 
 
-def test_the_default_pipeline_preprocesses_like_the_image_classifier(dali, make_context) -> None:
+def test_the_default_pipeline_preprocesses_like_the_image_classifier(dali, make_context):
     pipeline = get_dali_pipeline(make_context(yaml={"dali": SETTINGS}))
     assert pipeline.options == {**SETTINGS, "prefetch_queue_depth": 1}
     assert pipeline.is_built
@@ -99,7 +99,7 @@ def test_the_default_pipeline_preprocesses_like_the_image_classifier(dali, make_
     assert normal["mean"][0] == pytest.approx(0.485 * 255)
 
 
-def test_a_pipeline_of_the_archive(dali, tmp_path, make_context) -> None:
+def test_a_pipeline_of_the_archive(dali, tmp_path, make_context):
     (tmp_path / "mine.dali").touch()
     settings = {**SETTINGS, "pipeline_file": "mine.dali"}
     pipeline = get_dali_pipeline(make_context(yaml={"dali": settings}))
@@ -118,18 +118,18 @@ def test_a_pipeline_of_the_archive(dali, tmp_path, make_context) -> None:
         ),
     ],
 )
-def test_a_configuration_that_cannot_be_used(dali, make_context, yaml, error, sentence) -> None:
+def test_a_configuration_that_cannot_be_used(dali, make_context, yaml, error, sentence):
     with pytest.raises(error, match=sentence):
         get_dali_pipeline(make_context(yaml=yaml))
 
 
-def test_without_dali(monkeypatch, make_context) -> None:
+def test_without_dali(monkeypatch, make_context):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(ImportError, match="dali_image_classifier needs the package nvidia-dali"):
         get_dali_pipeline(make_context(yaml={"dali": SETTINGS}))
 
 
-def test_a_batch(handler, make_context, begin_batch) -> None:
+def test_a_batch(handler, make_context, begin_batch):
     rows = [{"data": bytes([0, 9, 1])}, {"body": bytearray([9, 0, 1])}]
     answers = handler.handle(rows, begin_batch(make_context(), {}, {}))
     assert [list(item) for item in answers] == [["1", "2", "0"], ["0", "2", "1"]]
@@ -139,20 +139,20 @@ def test_a_batch(handler, make_context, begin_batch) -> None:
     assert len(handler.handle(rows[:1], begin_batch(make_context(), {}))[0]) == 1
 
 
-def test_a_request_without_a_file_is_refused_alone(handler, make_context, begin_batch) -> None:
+def test_a_request_without_a_file_is_refused_alone(handler, make_context, begin_batch):
     context = begin_batch(make_context(), {}, {})
     bad, good = handler.handle([{"body": {"a": 1}}, {"body": b"\0\1\2"}], context)
     assert bad["code"] == context.get_response_status(0)[0] == 400
     assert next(iter(good)) == "2"
 
 
-def test_explanations_need_captum(monkeypatch, handler, make_context, begin_batch) -> None:
+def test_explanations_need_captum(monkeypatch, handler, make_context, begin_batch):
     monkeypatch.setitem(sys.modules, "captum.attr", None)
     with pytest.raises(PredictionException, match=r"captum.* : 501"):
         handler.handle([{"body": b"123"}], begin_batch(make_context(), {"explain": "True"}))
 
 
-def test_the_sample_is_an_image_file() -> None:
+def test_the_sample_is_an_image_file():
     samples = DALIImageClassifier().sample_input()
     assert len(set(samples)) == 2
     assert all(sample.startswith(b"\xff\xd8\xff") for sample in samples)

@@ -24,7 +24,7 @@ def weights(tmp_path):
         path.touch()
 
 
-def test_the_arguments_of_deepspeed(deepspeed, weights, tmp_path, make_context) -> None:
+def test_the_arguments_of_deepspeed(deepspeed, weights, tmp_path, make_context):
     yaml = {
         "handler": {"model_path": "model"},
         "deepspeed": {"config": "ds.json", "checkpoint": "list.json"},
@@ -43,7 +43,7 @@ def test_the_arguments_of_deepspeed(deepspeed, weights, tmp_path, make_context) 
     }
 
 
-def test_neither_file_is_needed(deepspeed, make_context) -> None:
+def test_neither_file_is_needed(deepspeed, make_context):
     yaml = {"handler": {"model_path": "/weights"}, "deepspeed": {"config": None, "dtype": "fp16"}}
     _, options = get_ds_engine(None, make_context(yaml=yaml))
     assert options == {"config": None, "base_dir": "/weights", "checkpoint": None}
@@ -57,19 +57,19 @@ def test_neither_file_is_needed(deepspeed, make_context) -> None:
         ({"deepspeed": {"checkpoint": "list.json"}}, "needs handler.model_path"),
     ],
 )
-def test_a_configuration_that_cannot_be_used(deepspeed, make_context, yaml, sentence) -> None:
+def test_a_configuration_that_cannot_be_used(deepspeed, make_context, yaml, sentence):
     with pytest.raises(ValueError, match=sentence):
         get_ds_engine(None, make_context(yaml=yaml))
 
 
-def test_without_deepspeed(monkeypatch, make_context) -> None:
+def test_without_deepspeed(monkeypatch, make_context):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(ImportError, match="pip install deepspeed"):
         get_ds_engine(None, make_context(yaml={"deepspeed": {"config": None, "x": 1}}))
 
 
 @pytest.mark.parametrize(("rank", "device"), [("3", 3), (None, 0)])
-def test_the_device_of_a_rank(monkeypatch, make_context, rank, device) -> None:
+def test_the_device_of_a_rank(monkeypatch, make_context, rank, device):
     if rank is None:
         monkeypatch.delenv("LOCAL_RANK", raising=False)
     else:

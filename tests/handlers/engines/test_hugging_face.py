@@ -67,7 +67,7 @@ def texts(streamer):
     return pieces
 
 
-def test_a_piece_for_each_element_at_a_time() -> None:
+def test_a_piece_for_each_element_at_a_time():
     streamer = TextIteratorStreamerBatch(Tokenizer(), 2, timeout=9, skip_special_tokens=True)
     assert texts(streamer) == [
         ["a kitten ", "kitten "],
@@ -76,18 +76,18 @@ def test_a_piece_for_each_element_at_a_time() -> None:
     ]
 
 
-def test_without_the_prompt() -> None:
+def test_without_the_prompt():
     streamer = TextIteratorStreamerBatch(Tokenizer(), 2, skip_prompt=True, timeout=9)
     assert texts(streamer) == [["sleeps ", "purrs "], ["a ", "kitten "]]
 
 
-def test_a_batch_of_another_size() -> None:
+def test_a_batch_of_another_size():
     streamer = TextIteratorStreamerBatch(Tokenizer(), 3)
     with pytest.raises(ValueError, match=r"batch of 3, not for tokens of shape \(2, 2\)"):
         generate(streamer)
 
 
-def test_without_transformers(monkeypatch) -> None:
+def test_without_transformers(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match="needs the package transformers"):
         TextIteratorStreamerBatch(Tokenizer(), 1)
@@ -107,7 +107,7 @@ def asked(monkeypatch):
     return calls
 
 
-def test_weights_and_tokenizer_are_asked_for(asked) -> None:
+def test_weights_and_tokenizer_are_asked_for(asked):
     directory = download_model("org/llm", "v2", "cache", use_auth_token="secret")
     assert directory == "/cache/models--org--llm/snapshots/abc"
     [options] = asked
@@ -120,14 +120,14 @@ def test_weights_and_tokenizer_are_asked_for(asked) -> None:
     }
 
 
-def test_what_is_asked_for_by_default(asked) -> None:
+def test_what_is_asked_for_by_default(asked):
     download_model()
     [options] = asked
     assert options["repo_id"] == "meta-llama/Meta-Llama-3.1-8B-Instruct"
     assert (options["revision"], options["cache_dir"], options["token"]) == ("main", ".cache", True)
 
 
-def test_without_the_hubs_library(monkeypatch) -> None:
+def test_without_the_hubs_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match="download_model needs the package huggingface_hub"):
         download_model()

@@ -18,12 +18,12 @@ def broken(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_an_installed_module_is_imported() -> None:
+def test_an_installed_module_is_imported():
     assert need("json.decoder", "json", "this test").__name__ == "json.decoder"
 
 
 @pytest.mark.parametrize("module", ["nowhere", "nowhere.deeper"])
-def test_the_message_has_the_pip_command(module) -> None:
+def test_the_message_has_the_pip_command(module):
     with pytest.raises(
         ImportError,
         match=r"^some_handler needs the package no-where, which is not installed: "
@@ -32,18 +32,18 @@ def test_the_message_has_the_pip_command(module) -> None:
         need(module, "no-where", "some_handler")
 
 
-def test_errors_inside_an_installed_package_are_raised(broken) -> None:
+def test_errors_inside_an_installed_package_are_raised(broken):
     with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
         need(f"{broken}.part", broken, "some_handler")
     with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
         need(f"{broken}.part", broken, "some_handler", "json")
 
 
-def test_the_first_existing_module() -> None:
+def test_the_first_existing_module():
     assert need("json.moved", "json", "x", "json.decoder").__name__ == "json.decoder"
 
 
-def test_no_existing_module() -> None:
+def test_no_existing_module():
     with pytest.raises(ImportError, match=r"x needs a release of json with json\.a or json\.b"):
         need("json.a", "json", "x", "json.b")
     with pytest.raises(ImportError, match="needs the package nowhere"):

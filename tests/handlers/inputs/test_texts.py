@@ -26,19 +26,19 @@ from marserve.handlers.inputs import texts
         ("", ""),
     ],
 )
-def test_contractions(text, expanded) -> None:
+def test_contractions(text, expanded):
     assert texts.expand_contractions(text) == expanded
 
 
-def test_html() -> None:
+def test_html():
     assert texts.remove_html_tags("<p>fish &amp; <b>chips</b></p>") == "fish  chips"
 
 
-def test_accents() -> None:
+def test_accents():
     assert texts.remove_accents("Crème brûlée ☃") == "Creme brulee "
 
 
-def test_punctuation() -> None:
+def test_punctuation():
     assert texts.remove_punctuation("well-known: 'so', (he) said!") == "wellknown so he said"
 
 
@@ -51,7 +51,7 @@ def test_punctuation() -> None:
         ("  \n ", []),
     ],
 )
-def test_tokens(text, tokens) -> None:
+def test_tokens(text, tokens):
     assert texts.tokenize(text) == tokens
 
 
@@ -63,11 +63,11 @@ def test_tokens(text, tokens) -> None:
         (4, ["a", "b", "c", "a b", "b c", "a b c"]),
     ],
 )
-def test_ngrams(longest, expected) -> None:
+def test_ngrams(longest, expected):
     assert list(texts.ngrams_iterator(["a", "b", "c"], longest)) == expected
 
 
-def test_the_mapping_as_handlers_use_it() -> None:
+def test_the_mapping_as_handlers_use_it():
     pattern = re.compile(f"({'|'.join(CONTRACTION_MAP)})", re.IGNORECASE)
 
     def expand(match):
@@ -79,7 +79,7 @@ def test_the_mapping_as_handlers_use_it() -> None:
     )
 
 
-def test_words_and_their_neighbours() -> None:
+def test_words_and_their_neighbours():
     words = get_tokenizer("basic_english")("Here we are!")
     assert words == ["here", "we", "are", "!"]
     assert list(ngrams_iterator(words[:3], 2)) == ["here", "we", "are", "here we", "we are"]
@@ -88,6 +88,6 @@ def test_words_and_their_neighbours() -> None:
 
 
 @pytest.mark.parametrize(("name", "language"), [("basic_english", "de"), ("spacy", "en")])
-def test_a_missing_tokenizer_is_an_error(name: str, language: str) -> None:
+def test_a_missing_tokenizer_is_an_error(name, language):
     with pytest.raises(ValueError, match=f"'{name}' for language '{language}'"):
         get_tokenizer(name, language)

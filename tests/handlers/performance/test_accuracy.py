@@ -14,13 +14,13 @@ def compared(expected: object, values: object) -> Accuracy:
     return accuracy
 
 
-def test_the_error_is_relative_to_the_largest_value() -> None:
+def test_the_error_is_relative_to_the_largest_value():
     found = compared(torch.tensor([[4.0, -10.0, 0.0]]), torch.tensor([[4.0, -9.5, 0.1]]))
     assert found.relative_error == pytest.approx(0.05)
     assert found.agreement == 1.0
 
 
-def test_the_worst_output_and_all_choices_count() -> None:
+def test_the_worst_output_and_all_choices_count():
     item = torch.eye(4)
     accuracy = compared({"a": item, "b": item}, {"a": item, "b": item * 0.9})
     accuracy.add({"a": item}, {"a": item.flip(0)})
@@ -32,27 +32,27 @@ def test_the_worst_output_and_all_choices_count() -> None:
 @pytest.mark.parametrize(
     "values", [torch.tensor([[1.0, math.nan]]), torch.tensor([[1.0, math.inf]])]
 )
-def test_nan_and_infinity_are_infinite_errors(values: torch.Tensor) -> None:
+def test_nan_and_infinity_are_infinite_errors(values):
     found = compared(torch.tensor([[1.0, 2.0]]), values)
     assert found.relative_error == math.inf
     assert found.described()["relative_error"] is None
 
 
-def test_errors_relative_to_zero() -> None:
+def test_errors_relative_to_zero():
     assert compared(torch.zeros(2), torch.zeros(2)).relative_error == 0.0
     assert compared(torch.zeros(2), torch.ones(2)).relative_error == math.inf
 
 
-def test_whole_numbers_are_choices() -> None:
+def test_whole_numbers_are_choices():
     found = compared(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 4]))
     assert (found.relative_error, found.agreeing, found.choices) == (0.0, 2, 3)
 
 
-def test_each_pixel_is_a_choice() -> None:
+def test_each_pixel_is_a_choice():
     assert compared(torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)).choices == 32
 
 
-def test_a_single_output_has_no_choices() -> None:
+def test_a_single_output_has_no_choices():
     assert compared(torch.rand(2, 1), torch.rand(2, 1)).agreement is None
 
 
@@ -67,13 +67,13 @@ def test_a_single_output_has_no_choices() -> None:
         ),
     ],
 )
-def test_a_missed_goal_is_reported_with_both_figures(goal: AccuracyGoal, sentence: str) -> None:
+def test_a_missed_goal_is_reported_with_both_figures(goal, sentence):
     found = compared(torch.tensor([[1.0, 4.0], [1.0, 2.0]]), torch.tensor([[1.0, 4.0], [2.0, 1.0]]))
     with pytest.raises(OptionRefused, match=sentence):
         found.check(goal)
 
 
-def test_a_goal_that_is_reached() -> None:
+def test_a_goal_that_is_reached():
     item = torch.rand(2, 2)
     compared(item, item).check(AccuracyGoal(max_relative_error=0.0, min_agreement=1.0))
 
@@ -87,13 +87,13 @@ def test_a_goal_that_is_reached() -> None:
         (compared(torch.ones(2, 1), torch.ones(2, 1)), "this model's outputs choose nothing"),
     ],
 )
-def test_a_goal_that_cannot_be_measured_is_refused(accuracy: Accuracy, sentence: str) -> None:
+def test_a_goal_that_cannot_be_measured_is_refused(accuracy, sentence):
     with pytest.raises(OptionRefused, match=sentence):
         accuracy.check(AccuracyGoal(min_agreement=0.5))
 
 
-def test_both_models_get_the_unchanged_input() -> None:
-    def in_place(x: torch.Tensor) -> torch.Tensor:
+def test_both_models_get_the_unchanged_input():
+    def in_place(x):
         return x.mul_(2)
 
     accuracy = Accuracy()

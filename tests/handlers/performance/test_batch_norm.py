@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_folding_does_not_change_results(case: str) -> None:
+def test_folding_does_not_change_results(case):
     make, shape, count = CASES[case]
     model = lived(make())
     with torch.inference_mode():
@@ -117,15 +117,15 @@ def _norms(model: nn.Module) -> list[nn.Module]:
     return [item for item in model.modules() if "BatchNorm" in type(item).__name__]
 
 
-def test_the_model_stays_the_same_object() -> None:
+def test_the_model_stays_the_same_object():
     model = lived(Choosing())
     fold_batch_norms(model)
     assert isinstance(model, Choosing)
     assert fold_batch_norms(model) == 0
 
 
-def test_layers_with_hooks_are_kept() -> None:
+def test_layers_with_hooks_are_kept():
     model = lived(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)))
-    heard: list[torch.Tensor] = []
+    heard = []
     model[0].register_forward_hook(lambda _layer, _values, result: heard.append(result))
     assert fold_batch_norms(model) == 0

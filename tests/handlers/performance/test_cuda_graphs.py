@@ -1,6 +1,6 @@
 """CUDA graphs, mostly without a GPU: `Recorder` replaces the graph."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -39,12 +39,12 @@ def scaled(x: torch.Tensor, by: int = 2, mask: torch.Tensor | None = None) -> to
 
 
 @pytest.fixture
-def recorder() -> Recorder:
+def recorder():
     return Recorder()
 
 
 @torch.inference_mode()
-def test_each_shape_is_recorded_once_and_replayed(recorder: Recorder) -> None:
+def test_each_shape_is_recorded_once_and_replayed(recorder):
     graphs = CudaGraphs(scaled, recorder)
     for rows in (1, 4):
         graphs(torch.zeros(rows, 2))
@@ -55,7 +55,7 @@ def test_each_shape_is_recorded_once_and_replayed(recorder: Recorder) -> None:
 
 
 @torch.inference_mode()
-def test_nothing_is_recorded_after_the_warm_up(recorder: Recorder) -> None:
+def test_nothing_is_recorded_after_the_warm_up(recorder):
     graphs = CudaGraphs(scaled, recorder)
     graphs.end_warm_up()
     assert graphs(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
@@ -63,7 +63,7 @@ def test_nothing_is_recorded_after_the_warm_up(recorder: Recorder) -> None:
 
 
 @torch.inference_mode()
-def test_other_arguments_are_another_graph(recorder: Recorder) -> None:
+def test_other_arguments_are_another_graph(recorder):
     graphs = CudaGraphs(scaled, recorder)
     mask = torch.tensor([0.0, 1.0])
     assert graphs(torch.ones(2), by=3).tolist() == [3.0, 3.0]
@@ -72,7 +72,7 @@ def test_other_arguments_are_another_graph(recorder: Recorder) -> None:
     assert recorder.recorded == [[(2,)], [(2,)], [(2,), (2,)]]
 
 
-def test_calls_with_gradients_are_not_recorded(recorder: Recorder) -> None:
+def test_calls_with_gradients_are_not_recorded(recorder):
     x = torch.ones(2, requires_grad=True)
     CudaGraphs(scaled, recorder)(x).sum().backward()
     assert x.grad is not None
@@ -80,7 +80,7 @@ def test_calls_with_gradients_are_not_recorded(recorder: Recorder) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_graph_of_cuda() -> None:
+def test_a_graph_of_cuda():
     with torch.inference_mode():
         layer = torch.nn.Linear(4, 4).cuda()
         replay = record_graph(layer, [torch.zeros(2, 4, device="cuda")])
@@ -89,14 +89,14 @@ def test_a_graph_of_cuda() -> None:
         torch.testing.assert_close(results, (layer(first), layer(second)))
 
 
-def test_batches_are_filled_up_to_recorded_sizes(make_context: Callable[..., Any]) -> None:
+def test_batches_are_filled_up_to_recorded_sizes(make_context):
     context = make_context(yaml={"optimization": {"cuda_graphs": True}})
     optimized = optimize(torch.nn.Linear(4, 4).eval(), context, torch.device("cuda"))
     assert optimized is not None
     assert optimized.model.forward is optimized.fixed
 
 
-def test_the_recorded_sizes_are_described(recorder: Recorder) -> None:
+def test_the_recorded_sizes_are_described(recorder):
     model = torch.nn.Linear(4, 4)
     graphs = CudaGraphs(model.forward, recorder)
     fixed = FixedSizes(graphs)
@@ -110,7 +110,7 @@ def test_the_recorded_sizes_are_described(recorder: Recorder) -> None:
     )
 
     @torch.inference_mode()
-    def run(rows: int = 1, _file: str = "") -> None:
+    def run(rows=1, _file=""):
         fixed(torch.zeros(rows, 4))
 
     optimized.warm_up(run)

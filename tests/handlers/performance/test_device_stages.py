@@ -23,7 +23,7 @@ def staged(*stages: Callable[[Any], Any]) -> DeviceStages:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 9])
-def test_the_result_is_that_of_the_plain_model(rows: int) -> None:
+def test_the_result_is_that_of_the_plain_model(rows):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     x = torch.randn(rows, 3)
@@ -33,16 +33,16 @@ def test_the_result_is_that_of_the_plain_model(rows: int) -> None:
         torch.testing.assert_close(result, model(x))
 
 
-def test_one_piece_is_in_the_first_stage_while_another_is_in_the_second() -> None:
+def test_one_piece_is_in_the_first_stage_while_another_is_in_the_second():
     meeting = threading.Barrier(2, timeout=30)
     turns = {"first": itertools.count(), "second": itertools.count()}
 
-    def first(x: torch.Tensor) -> torch.Tensor:
+    def first(x):
         if next(turns["first"]) == 1:
             meeting.wait()
         return x + 1
 
-    def second(x: torch.Tensor) -> torch.Tensor:
+    def second(x):
         if next(turns["second"]) == 0:
             meeting.wait()
         return x * 2
@@ -51,16 +51,16 @@ def test_one_piece_is_in_the_first_stage_while_another_is_in_the_second() -> Non
     assert result.flatten().tolist() == [2.0, 4.0, 6.0, 8.0]
 
 
-def test_batches_of_several_threads_are_cut_into_larger_pieces() -> None:
-    pieces: list[int] = []
+def test_batches_of_several_threads_are_cut_into_larger_pieces():
+    pieces = []
     first_is_in, second_is_through = threading.Event(), threading.Event()
 
-    def first(x: torch.Tensor) -> torch.Tensor:
+    def first(x):
         if x[0] == 2:
             pieces.append(len(x))
         return x
 
-    def second(x: torch.Tensor) -> torch.Tensor:
+    def second(x):
         if x[0] == 1:
             first_is_in.set()
             assert second_is_through.wait(30)
@@ -87,7 +87,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # it sets the context itself
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_stages_on_gpus() -> None:
+def test_stages_on_gpus():
     devices = [torch.device("cuda", place % torch.cuda.device_count()) for place in range(2)]
     layers = [torch.nn.Linear(4, 4).to(device) for device in devices]
     stages = DeviceStages(list(zip(layers, devices, strict=True)), devices[0])
@@ -98,7 +98,7 @@ def test_stages_on_gpus() -> None:
     torch.testing.assert_close(results, plain)
 
 
-def test_structures_of_tensors_are_cut_and_joined() -> None:
+def test_structures_of_tensors_are_cut_and_joined():
     def swap(pair):
         return {"b": pair["a"], "a": pair["b"]}
 
@@ -108,8 +108,8 @@ def test_structures_of_tensors_are_cut_and_joined() -> None:
     assert torch.equal(result["b"], values["b"])
 
 
-def test_a_failure_is_raised_and_the_next_batch_works() -> None:
-    def picky(x: torch.Tensor) -> torch.Tensor:
+def test_a_failure_is_raised_and_the_next_batch_works():
+    def picky(x):
         if (x < 0).any():
             raise ValueError("negative")
         return x
@@ -120,10 +120,10 @@ def test_a_failure_is_raised_and_the_next_batch_works() -> None:
     assert stages(torch.ones(2, 1)).flatten().tolist() == [1.0, 1.0]
 
 
-def test_a_failed_batch_leaves_no_tensors_behind() -> None:
-    left: list[weakref.ref[torch.Tensor]] = []
+def test_a_failed_batch_leaves_no_tensors_behind():
+    left = []
 
-    def fail(x: torch.Tensor) -> torch.Tensor:
+    def fail(x):
         activations = x * 2
         left.append(weakref.ref(activations))
         raise RuntimeError("out of memory")
@@ -137,7 +137,7 @@ def test_a_failed_batch_leaves_no_tensors_behind() -> None:
         gc.enable()
 
 
-def test_gradients_pass_through_the_stages() -> None:
+def test_gradients_pass_through_the_stages():
     x = torch.ones(3, 1, requires_grad=True)
     staged(lambda x: x * 2, lambda x: x * 3)(x).sum().backward()
     assert x.grad is not None
@@ -154,7 +154,7 @@ def test_gradients_pass_through_the_stages() -> None:
         ([5, 5, 1, 1, 8], 3, [1, 3, 1]),
     ],
 )
-def test_stages_are_partitioned_evenly(widths: list[int], parts: int, lengths: list[int]) -> None:
+def test_stages_are_partitioned_evenly(widths, parts, lengths):
     stages = [nn.Linear(1, width) for width in widths]
     groups = stages_of(nn.Sequential(*stages), parts)
     assert [len(item) for item in groups] == lengths
@@ -167,7 +167,7 @@ class Named(nn.Module):
         self.stages = nn.ModuleList([nn.ReLU(), nn.Tanh()])
 
 
-def test_the_stages_of_a_model_are_its_attribute() -> None:
+def test_the_stages_of_a_model_are_its_attribute():
     named = Named()
     assert [list(part) for part in stages_of(named, 2)] == [[each] for each in named.stages]
 
@@ -277,7 +277,7 @@ class Counted(Blocks):
 
 @pytest.mark.parametrize("parts", [2, 3, 5])
 @pytest.mark.parametrize("kind", [Blocks, Masked, Switched, Backbone, Counted])
-def test_a_model_that_is_not_sequential_is_cut(kind: type[nn.Module], parts: int) -> None:
+def test_a_model_that_is_not_sequential_is_cut(kind, parts):
     torch.manual_seed(0)
     model, x = kind().eval(), torch.randn(7, 8)
     with torch.inference_mode():
@@ -285,7 +285,7 @@ def test_a_model_that_is_not_sequential_is_cut(kind: type[nn.Module], parts: int
         torch.testing.assert_close(found, model(x))
 
 
-def test_it_is_cut_where_the_fewest_values_are_transferred() -> None:
+def test_it_is_cut_where_the_fewest_values_are_transferred():
     first, second = stages_of(Blocks().eval(), 2)
     values = first(torch.randn(2, 8))
     assert [value.shape for value in values] == [(2, 8)]
@@ -293,7 +293,7 @@ def test_it_is_cut_where_the_fewest_values_are_transferred() -> None:
     assert abs(sizes[0] - sizes[1]) <= 150  # at most a block
 
 
-def test_resnet_50_is_cut() -> None:
+def test_resnet_50_is_cut():
     torchvision = pytest.importorskip("torchvision")
     torch.manual_seed(0)
     model, x = torchvision.models.resnet50(weights=None).eval(), torch.randn(3, 3, 64, 64)
@@ -305,19 +305,19 @@ def test_resnet_50_is_cut() -> None:
     assert sum(map(len, weights)) == len(list(model.parameters()))
 
 
-def test_weights_that_are_read_twice_stay_in_one_part() -> None:
+def test_weights_that_are_read_twice_stay_in_one_part():
     first, second = stages_of(Tied(), 2)
     assert len(list(first.parameters())) == 3  # two biases
     assert [tuple(each.shape) for each in second.parameters()] == [(4, 4), (4,)]
 
 
-def test_an_nn_sequential_with_its_own_forward_is_traced() -> None:
+def test_an_nn_sequential_with_its_own_forward_is_traced():
     model = Twice(nn.Linear(4, 4), nn.ReLU()).eval()
     x = torch.randn(2, 4)
     torch.testing.assert_close(staged(*stages_of(model, 2))(x), model(x))
 
 
-def test_a_module_that_cannot_be_traced_stays_whole() -> None:
+def test_a_module_that_cannot_be_traced_stays_whole():
     model = Blocks()
     model.blocks.insert(3, Branching())
     x = torch.randn(1, 8)
@@ -336,6 +336,6 @@ def test_a_module_that_cannot_be_traced_stays_whole() -> None:
         (Pair(), "Pair does not take exactly one input"),
     ],
 )
-def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, sentence: str) -> None:
+def test_a_model_that_cannot_be_cut_is_refused(model, sentence):
     with pytest.raises(OptionRefused, match=f"device_stages: {sentence}"):
         stages_of(model, 2)

@@ -28,7 +28,7 @@ def warmed_up(*sizes: int, shapes: list[tuple[int, ...]] | None = None) -> tuple
 
 
 @pytest.mark.parametrize(("rows", "ran"), [(1, 1), (2, 4), (3, 4), (4, 4), (7, 8), (9, 9)])
-def test_a_batch_is_filled_up_to_the_next_size(rows: int, ran: int) -> None:
+def test_a_batch_is_filled_up_to_the_next_size(rows, ran):
     spy, fixed = warmed_up(1, 4, 8)
     x = torch.arange(rows * 3.0).reshape(rows, 3)
     result = fixed(x, mask=torch.ones(rows, 2), flag=True)
@@ -37,7 +37,7 @@ def test_a_batch_is_filled_up_to_the_next_size(rows: int, ran: int) -> None:
     assert result["label"] == "same"
 
 
-def test_batches_of_the_warm_up_are_not_filled_up() -> None:
+def test_batches_of_the_warm_up_are_not_filled_up():
     spy = Spy()
     fixed = FixedSizes(spy)
     fixed(torch.zeros(3, 2))
@@ -49,13 +49,13 @@ def test_batches_of_the_warm_up_are_not_filled_up() -> None:
     [[(7, 1), (7, 4)], [(2, 3), (2, 3)], [(1,), (4,)]],
     ids=["sequences first", "micro-batches", "flat"],
 )
-def test_batches_without_a_row_per_request_are_not_filled_up(shapes: list[tuple[int, ...]]) -> None:
+def test_batches_without_a_row_per_request_are_not_filled_up(shapes):
     spy, fixed = warmed_up(1, 4, shapes=shapes)
     fixed(torch.zeros(3, 2))
     assert spy.rows == [3]
 
 
-def test_tensors_of_different_lengths_are_not_filled_up() -> None:
+def test_tensors_of_different_lengths_are_not_filled_up():
     spy, fixed = warmed_up(1, 4)
     fixed(torch.zeros(3, 2), offsets=torch.zeros(2, 2))
     fixed(torch.zeros(3, 2), offsets=torch.zeros(3))
@@ -72,11 +72,6 @@ def test_tensors_of_different_lengths_are_not_filled_up() -> None:
         ((2, 8), 8, (2, 8), (2, 8)),
     ],
 )
-def test_the_sizes_of_the_warm_up(
-    compiled: tuple[int, ...],
-    max_size: int,
-    to_compile: tuple[int, ...],
-    to_record: tuple[int, ...],
-) -> None:
+def test_the_sizes_of_the_warm_up(compiled, max_size, to_compile, to_record):
     sizes = BatchSizes(compiled, max_size)
     assert (sizes.to_compile(), sizes.to_record()) == (to_compile, to_record)

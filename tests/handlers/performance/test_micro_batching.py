@@ -73,13 +73,13 @@ def make(make_context, begin_batch):
 
 @pytest.mark.parametrize("parallelism", [{}, {"preprocess": 3, "inference": 2, "postprocess": 3}])
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_results_are_in_the_order_of_the_requests(make, size, parallelism) -> None:
+def test_results_are_in_the_order_of_the_requests(make, size, parallelism):
     _, ask = make(size, **parallelism)
     for count in (1, 7, 20):
         assert ask(*range(count))[0] == [2 * item for item in range(count)]
 
 
-def test_batches_are_split(make) -> None:
+def test_batches_are_split(make):
     handler, ask = make(3)
     ask(*range(7))
     assert sorted(handler.sizes) == [1, 3, 3]
@@ -87,11 +87,11 @@ def test_batches_are_split(make) -> None:
     assert handler.seen == {(stage, index) for stage in stages for index in range(3)}
 
 
-def test_stages_work_at_the_same_time(make) -> None:
+def test_stages_work_at_the_same_time(make):
     class Meeting(Doubler):
         """The first piece stays in inference until the second has been prepared."""
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.second_prepared = threading.Event()
 
@@ -108,9 +108,9 @@ def test_stages_work_at_the_same_time(make) -> None:
     assert ask(1, 2)[0] == [2, 4]
 
 
-def test_a_stage_has_as_many_threads_as_asked_for(make) -> None:
+def test_a_stage_has_as_many_threads_as_asked_for(make):
     class Meeting3(Doubler):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.all_here = threading.Barrier(3, timeout=TIMEOUT_SECONDS)
 
@@ -123,7 +123,7 @@ def test_a_stage_has_as_many_threads_as_asked_for(make) -> None:
     assert ask(1, 2, 3)[0] == [2, 4, 6]
 
 
-def test_threads_are_also_an_argument_and_those_that_are_not_set_stay() -> None:
+def test_threads_are_also_an_argument_and_those_that_are_not_set_stay():
     micro_batching = MicroBatching(Doubler(), 2, {"inference": 2})
     micro_batching.parallelism = {"preprocess": 3}
 
@@ -133,18 +133,18 @@ def test_threads_are_also_an_argument_and_those_that_are_not_set_stay() -> None:
 @pytest.mark.parametrize(
     "parallelism", [{"describe": 1}, {"inference": -1}, {"inference": 0}, {"inference": "2"}]
 )
-def test_invalid_parallelism(parallelism) -> None:
+def test_invalid_parallelism(parallelism):
     with pytest.raises(AssertionError):
         MicroBatching(Doubler()).parallelism = parallelism
 
 
-def test_a_micro_batch_is_not_empty() -> None:
+def test_a_micro_batch_is_not_empty():
     with pytest.raises(AssertionError, match="at least 1"):
         MicroBatching(Doubler(), micro_batch_size=0)
 
 
 @pytest.mark.parametrize("stage", ["preprocess", "inference", "postprocess"])
-def test_a_failing_stage_fails_its_batch_and_no_other(make, stage) -> None:
+def test_a_failing_stage_fails_its_batch_and_no_other(make, stage):
     handler, ask = make(2)
     handler.fail_in = stage
     for _ in range(2):
@@ -153,14 +153,14 @@ def test_a_failing_stage_fails_its_batch_and_no_other(make, stage) -> None:
     assert ask(1, 2, 3)[0] == [2, 4, 6]
 
 
-def test_sys_exit_in_a_stage_is_raised_by_the_handler(make) -> None:
+def test_sys_exit_in_a_stage_is_raised_by_the_handler(make):
     _, ask = make(1)
     with pytest.raises(SystemExit):
         ask(1, None)
     assert ask(1)[0] == [2]
 
 
-def test_refused_requests_of_several_micro_batches(make) -> None:
+def test_refused_requests_of_several_micro_batches(make):
     handler, ask = make(2)
     answers, context = ask(0, "a", 2, 3, "b", 5, "c")
     assert [answers[i] for i in (0, 2, 3, 5)] == [0, 4, 6, 10]
@@ -168,14 +168,14 @@ def test_refused_requests_of_several_micro_batches(make) -> None:
     assert sorted(handler.sizes) == [2, 2]
 
 
-def test_there_is_no_micro_batch_outside_a_stage(make) -> None:
+def test_there_is_no_micro_batch_outside_a_stage(make):
     handler, ask = make()
     ask(1)
     with pytest.raises(RuntimeError, match="only in a stage"):
         handler.handle.get_micro_batch_idx()
 
 
-def test_descriptions_and_explanations_are_those_of_the_handler(make) -> None:
+def test_descriptions_and_explanations_are_those_of_the_handler(make):
     class Explaining(BaseHandler):
         def describe_handle(self):
             return {"doubles": True}
@@ -193,7 +193,7 @@ def test_descriptions_and_explanations_are_those_of_the_handler(make) -> None:
     assert [row[1] for row in context.metrics.drain()] == ["HandlerTime"]
 
 
-def test_the_profiler_sees_the_stages(make, monkeypatch, caplog) -> None:
+def test_the_profiler_sees_the_stages(make, monkeypatch, caplog):
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
     caplog.set_level("INFO")
     handler, ask = make(1)
@@ -209,7 +209,7 @@ def test_the_profiler_sees_the_stages(make, monkeypatch, caplog) -> None:
         ask(1, -1)
 
 
-def test_shutting_down_ends_the_threads_and_a_batch_starts_new_ones(make) -> None:
+def test_shutting_down_ends_the_threads_and_a_batch_starts_new_ones(make):
     handler, ask = make(1, preprocess=2)
     before = threading.active_count()
     ask(1)
@@ -219,7 +219,7 @@ def test_shutting_down_ends_the_threads_and_a_batch_starts_new_ones(make) -> Non
     assert ask(1, 2)[0] == [2, 4]
 
 
-def test_a_worker_ends_without_shutting_down() -> None:
+def test_a_worker_ends_without_shutting_down():
     code = """
 from types import SimpleNamespace
 from marserve.handlers.base_handler import BaseHandler

@@ -9,16 +9,16 @@ from marserve.frontend.configuration.unread_keys import YAML_SECTIONS
 from marserve.handlers.performance.optimization import AccuracyGoal, Optimization, read_optimization
 
 
-def test_the_section_is_optional() -> None:
+def test_the_section_is_optional():
     assert read_optimization({"pt2": {}}) is None
 
 
-def test_an_empty_section_changes_nothing() -> None:
+def test_an_empty_section_changes_nothing():
     assert read_optimization({"optimization": {}}) == Optimization()
     assert not Optimization().is_low
 
 
-def test_all_options() -> None:
+def test_all_options():
     section = {
         "precision": "bf16",
         "cast": "matmul",
@@ -42,7 +42,7 @@ def test_all_options() -> None:
     }
 
 
-def test_a_number_is_the_relative_error() -> None:
+def test_a_number_is_the_relative_error():
     found = read_optimization({"optimization": {"check_accuracy": 0.01}})
     assert found is not None
     assert found.check_accuracy == AccuracyGoal(max_relative_error=0.01)
@@ -81,7 +81,7 @@ def test_a_number_is_the_relative_error() -> None:
         ),
     ],
 )
-def test_wrong_sections_are_refused(section: object, sentence: str) -> None:
+def test_wrong_sections_are_refused(section, sentence):
     with pytest.raises(OptionRefused, match=re.escape(sentence)):
         read_optimization({"optimization": section})
 
@@ -90,6 +90,6 @@ def test_wrong_sections_are_refused(section: object, sentence: str) -> None:
     ("path", "options"),
     [("optimization", Optimization), ("optimization.check_accuracy", AccuracyGoal)],
 )
-def test_the_server_knows_the_keys_of_the_section(path: str, options: type) -> None:
+def test_the_server_knows_the_keys_of_the_section(path, options):
     """The frontend, which warns of other keys, imports no handlers and has a list of its own."""
     assert YAML_SECTIONS[path] == tuple(each.name for each in fields(options))

@@ -28,7 +28,7 @@ ALL = "precision: bf16, channels_last: true, fold_batch_norm: true"
         ("precision: bf16, cast: matmul, channels_last: true", {BF16, FP32}, True),
     ],
 )
-def test_options_do_not_change_the_answers(load, options, dtypes, is_last) -> None:
+def test_options_do_not_change_the_answers(load, options, dtypes, is_last):
     expected = ask(load(""), 2)
     del sys.modules["optimized_net"]
     values = ask(load(f"optimization: {{{options}}}"), 2)
@@ -36,13 +36,13 @@ def test_options_do_not_change_the_answers(load, options, dtypes, is_last) -> No
     assert close(values, expected, 0.0 if not options else 2e-3)
 
 
-def test_device_stages_do_not_change_the_answers(load) -> None:
+def test_device_stages_do_not_change_the_answers(load):
     expected = ask(load(""), 4)
     values = ask(load("optimization: {device_stages: [cpu, cpu], check_accuracy: 1.0e-5}"), 4)
     assert close(values, expected, 1e-5)
 
 
-def test_the_log_recommends_overlapping_stages(load, caplog) -> None:
+def test_the_log_recommends_overlapping_stages(load, caplog):
     caplog.set_level(logging.INFO)
     load("optimization: {precision: bf16}")
     assert "overlapStages" not in caplog.text
@@ -50,7 +50,7 @@ def test_the_log_recommends_overlapping_stages(load, caplog) -> None:
     assert "with overlapStages: true in model-config.yaml the next one would" in caplog.text
 
 
-def test_stages_in_lower_precision(load) -> None:
+def test_stages_in_lower_precision(load):
     expected = ask(load(""), 4)
     for cast in ("all", "matmul"):
         options = f"precision: bf16, cast: {cast}, device_stages: [cpu, cpu]"
@@ -70,7 +70,7 @@ def test_stages_in_lower_precision(load) -> None:
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_impossible_options_are_refused(load, config, sentence) -> None:
+def test_impossible_options_are_refused(load, config, sentence):
     with pytest.raises(OptionRefused, match=sentence):
         load(config)
 
@@ -82,13 +82,13 @@ def test_impossible_options_are_refused(load, config, sentence) -> None:
         ("channels_last: true", "this model has no convolution over images"),
     ],
 )
-def test_an_option_without_effect_is_refused(load, options, sentence) -> None:
+def test_an_option_without_effect_is_refused(load, options, sentence):
     with pytest.raises(OptionRefused, match=sentence):
         load(f"optimization: {{{options}}}", NUMBERS, NUMBERS_HANDLER)
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # by torch 2.11 itself
-def test_a_model_that_is_not_eager_is_refused(load, tmp_path) -> None:
+def test_a_model_that_is_not_eager_is_refused(load, tmp_path):
     program = torch.export.export(nn.Linear(4, 3), (torch.ones(1, 4),))
     torch.export.save(program, tmp_path / "net.pt2")
     with pytest.raises(OptionRefused, match=r"optimization needs an eager model \(--model-file\)"):
@@ -141,7 +141,7 @@ class Net(nn.Module):
     ],
     ids=["micro-batches", "segmenter", "detector"],
 )
-def test_other_handlers_have_the_options_too(load, handler, model) -> None:
+def test_other_handlers_have_the_options_too(load, handler, model):
     expected = ask(load("", model, handler), 3)
     service = load(f"optimization: {{{ALL}, check_accuracy: 0.1}}", model, handler)
     assert net().seen[-1][1:] == ({BF16}, True)
@@ -152,10 +152,10 @@ def test_other_handlers_have_the_options_too(load, handler, model) -> None:
 @pytest.mark.parametrize(
     "options", [ALL, "precision: bf16, cast: matmul", "device_stages: [cpu, cpu]"]
 )
-def test_answers_are_explained_as_before(load, options) -> None:
+def test_answers_are_explained_as_before(load, options):
     pytest.importorskip("captum")
 
-    def explained(config: str) -> torch.Tensor:
+    def explained(config):
         return numbers(ask(load(config), headers={"explain": "True"}))
 
     expected = explained("")

@@ -14,7 +14,7 @@ from marserve.handlers.performance.precision import (
 BF16 = torch.bfloat16
 
 
-def test_nested_floats_are_cast() -> None:
+def test_nested_floats_are_cast():
     values = cast_inputs(lambda *args, **kwargs: (args, kwargs), BF16)(
         torch.ones(2), [torch.ones(2), {"deep": torch.ones(2)}], "text", ids=torch.tensor([1])
     )
@@ -24,25 +24,25 @@ def test_nested_floats_are_cast() -> None:
     assert named["ids"].dtype == torch.int64
 
 
-def test_type_and_layout_of_images_are_changed_together() -> None:
+def test_type_and_layout_of_images_are_changed_together():
     to_last = cast_inputs(lambda item: item, BF16, channels_last=True)
     image, row = to_last(torch.ones(2, 3, 4, 4)), to_last(torch.ones(2, 3))
     assert image.is_contiguous(memory_format=torch.channels_last)
     assert (image.dtype, row.dtype) == (BF16, BF16)
 
 
-def test_the_layout_without_a_type() -> None:
+def test_the_layout_without_a_type():
     to_last = cast_inputs(lambda item: item, None, channels_last=True)
     assert to_last(torch.ones(2, 3, 4, 4)).dtype == torch.float32
 
 
-def test_outputs_are_fp32() -> None:
+def test_outputs_are_fp32():
     raised = raise_outputs(lambda: {"out": torch.ones(1, dtype=BF16), "kept": (torch.tensor(1),)})()
     assert raised["out"].dtype == torch.float32
     assert raised["kept"][0].dtype == torch.int64
 
 
-def test_doubles_are_not_changed() -> None:
+def test_doubles_are_not_changed():
     assert raise_outputs(lambda: torch.ones(1, dtype=torch.float64))().dtype == torch.float64
 
 
@@ -66,7 +66,7 @@ class Net(torch.nn.Module):
     ("matmul_only", "norm", "inside"),
     [(False, BF16, [BF16, BF16]), (True, torch.float32, [torch.float32, torch.float32])],
 )
-def test_cast_layers(matmul_only: bool, norm: torch.dtype, inside: list[torch.dtype]) -> None:
+def test_cast_layers(matmul_only, norm, inside):
     torch.manual_seed(0)
     net, x = Net().eval(), torch.randn(3, 4)
     with torch.inference_mode():
@@ -79,7 +79,7 @@ def test_cast_layers(matmul_only: bool, norm: torch.dtype, inside: list[torch.dt
     torch.testing.assert_close(values, expected, rtol=0.05, atol=0.05)
 
 
-def test_casts_work_in_other_threads() -> None:
+def test_casts_work_in_other_threads():
     third = torch.full((1, 1), 1 / 3)
     multiply = autocast(lambda: third @ third, torch.device("cpu"), BF16)
     with ThreadPoolExecutor(1) as thread:
@@ -119,7 +119,7 @@ def relative_error(value: torch.Tensor, expected: torch.Tensor) -> float:
 def lowered():
     """Return a function that lowers the precision of a model, or of its products."""
 
-    def lowered(net: torch.nn.Module, *, matmul_only: bool):
+    def lowered(net, *, matmul_only):
         lower_weights(net, BF16, matmul_only=matmul_only)
         if matmul_only:
             return raise_outputs(autocast(net, torch.device("cpu"), BF16))
@@ -132,7 +132,7 @@ def lowered():
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("seed", range(3))
-def test_what_follows_products_is_fp32_and_halves_the_error_of_an_encoder(lowered, seed) -> None:
+def test_what_follows_products_is_fp32_and_halves_the_error_of_an_encoder(lowered, seed):
     torch.manual_seed(seed)
     net, x = Encoder().eval(), torch.randn(4, 16, 64)
     with torch.inference_mode():
@@ -143,7 +143,7 @@ def test_what_follows_products_is_fp32_and_halves_the_error_of_an_encoder(lowere
     assert 0 < error < relative_error(everything, expected) / 2
 
 
-def test_results_of_all_kinds_of_products_are_fp32(lowered) -> None:
+def test_results_of_all_kinds_of_products_are_fp32(lowered):
     torch.manual_seed(0)
     net, x = Products().eval(), torch.randn(3, 1, 8, 8)
     with torch.inference_mode():
@@ -152,7 +152,7 @@ def test_results_of_all_kinds_of_products_are_fp32(lowered) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-def test_a_compiled_model_has_the_same_precision(lowered) -> None:
+def test_a_compiled_model_has_the_same_precision(lowered):
     torch.manual_seed(0)
     net, x = Encoder().eval(), torch.randn(4, 16, 64)
     with torch.inference_mode():

@@ -45,7 +45,7 @@ def enter(make_context, begin_batch):
     return begin
 
 
-def test_batches_overlap_and_each_stage_sees_its_own(enter) -> None:
+def test_batches_overlap_and_each_stage_sees_its_own(enter):
     handler, first, context = enter(1.0, 2.0)
     _, second, _ = enter(3.0)
     with ThreadPoolExecutor(1) as preprocess, ThreadPoolExecutor(1) as postprocess:
@@ -61,7 +61,7 @@ def test_batches_overlap_and_each_stage_sees_its_own(enter) -> None:
     assert times == [["id-0", "id-1"], ["id-0"]]
 
 
-def test_a_request_is_refused_alone_in_stages(enter) -> None:
+def test_a_request_is_refused_alone_in_stages(enter):
     handler, steps, context = enter(1.0, "?", 2.0)
     seconds = [next(steps) for _ in range(3)]
     assert seconds == sorted(seconds)
@@ -72,7 +72,7 @@ def test_a_request_is_refused_alone_in_stages(enter) -> None:
     assert statuses == [200, 400, 200]
 
 
-def test_a_batch_of_refused_requests_skips_the_model(enter) -> None:
+def test_a_batch_of_refused_requests_skips_the_model(enter):
     handler, steps, context = enter("?", None)
     handler.model = None
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_a_batch_of_refused_requests_skips_the_model(enter) -> None:
     assert (row[1], row[5]) == ("HandlerTime", ["id-0", "id-1"])
 
 
-def test_a_refusal_after_the_model_fails_the_batch_when_stages_overlap(enter) -> None:
+def test_a_refusal_after_the_model_fails_the_batch_when_stages_overlap(enter):
     _, steps, _ = enter("late", 1.0)
     next(steps)
     next(steps)
@@ -90,20 +90,18 @@ def test_a_refusal_after_the_model_fails_the_batch_when_stages_overlap(enter) ->
         next(steps)
 
 
-def test_a_refusal_after_the_model_runs_the_others_again_without_overlap(
-    make_context, begin_batch
-) -> None:
+def test_a_refusal_after_the_model_runs_the_others_again_without_overlap(make_context, begin_batch):
     rows = [{"body": "late"}, {"body": 1.0}]
     answers = Adder().handle(rows, begin_batch(make_context(), {}, {}))
     assert [answers[0]["message"], answers[1]] == ["too late", "id-1:2.0"]
 
 
 @pytest.mark.parametrize("header", ["describe", "explain"])
-def test_descriptions_and_explanations_run_alone(enter, header) -> None:
+def test_descriptions_and_explanations_run_alone(enter, header):
     assert enter(1.0, **{header: "True"})[1] is None
 
 
-def test_profiled_batches_run_alone(enter, monkeypatch) -> None:
+def test_profiled_batches_run_alone(enter, monkeypatch):
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
     assert enter(1.0)[1] is None
 
@@ -117,7 +115,7 @@ class OwnContext(BaseHandler):
     context = None
 
 
-def test_a_handler_that_cannot_overlap_gives_the_reason() -> None:
+def test_a_handler_that_cannot_overlap_gives_the_reason():
     micro = BaseHandler()
     micro.handle = MicroBatching(micro)
     assert "OwnHandle overrides handle()" in OwnHandle().overlap_obstacle()
@@ -126,7 +124,7 @@ def test_a_handler_that_cannot_overlap_gives_the_reason() -> None:
     assert Adder().overlap_obstacle() == ""
 
 
-def test_until_stages_overlap_a_context_is_seen_by_every_thread() -> None:
+def test_until_stages_overlap_a_context_is_seen_by_every_thread():
     handler = BaseHandler()
     thread = threading.Thread(target=lambda: setattr(handler, "context", "theirs"))
     thread.start()
@@ -134,7 +132,7 @@ def test_until_stages_overlap_a_context_is_seen_by_every_thread() -> None:
     assert handler.context == "theirs"
 
 
-def test_a_thread_that_the_handler_started_sees_the_context_set_last() -> None:
+def test_a_thread_that_the_handler_started_sees_the_context_set_last():
     handler = BaseHandler()
     handler.begin_overlapping()
     handler.context = "last"
@@ -142,9 +140,9 @@ def test_a_thread_that_the_handler_started_sees_the_context_set_last() -> None:
         assert pool.submit(lambda: handler.context).result() == "last"
 
 
-def test_a_handler_that_does_not_call_its_base_has_no_context() -> None:
+def test_a_handler_that_does_not_call_its_base_has_no_context():
     class Bare(BaseHandler):
-        def __init__(self) -> None:
+        def __init__(self):
             pass
 
     with pytest.raises(AttributeError, match="'Bare' object has no attribute 'context'"):

@@ -17,11 +17,11 @@ from marserve.handlers.performance.torch_compile import compile_arguments, compi
         ({"export": {"aot_compile": True}}, None),
     ],
 )
-def test_the_forms_of_pt2(pt2, arguments) -> None:
+def test_the_forms_of_pt2(pt2, arguments):
     assert compile_arguments(pt2) == arguments
 
 
-def test_old_forms_are_deprecated(caplog) -> None:
+def test_old_forms_are_deprecated(caplog):
     compile_arguments("inductor")
     assert "deprecated" in caplog.text
 
@@ -29,7 +29,7 @@ def test_old_forms_are_deprecated(caplog) -> None:
 @pytest.mark.parametrize(
     ("pt2", "is_compiled"), [({"compile": {"backend": "eager"}}, True), ({}, False)]
 )
-def test_a_model_is_compiled_only_if_configured(pt2, is_compiled) -> None:
+def test_a_model_is_compiled_only_if_configured(pt2, is_compiled):
     model = torch.nn.Identity()
     compiled = compile_model(model, pt2, [])
     assert compiled is not model

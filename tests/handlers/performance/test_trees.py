@@ -27,7 +27,7 @@ FIRST, SECOND = torch.tensor([1.0]), torch.tensor([2.0])
         {"deep": [(FIRST, {"er": SECOND})], "empty": []},
     ],
 )
-def test_tensors_are_replaced_in_the_same_structure(tree) -> None:
+def test_tensors_are_replaced_in_the_same_structure(tree):
     doubled = map_tensors(lambda tensor: tensor * 2, tree)
     assert type(doubled) is type(tree)
     pairs = zip(tensors_of(tree), tensors_of(doubled), strict=True)
@@ -37,11 +37,11 @@ def test_tensors_are_replaced_in_the_same_structure(tree) -> None:
     )
 
 
-def test_a_mapping_that_a_model_returns_is_not_changed() -> None:
+def test_a_mapping_that_a_model_returns_is_not_changed():
     tree = {"logits": FIRST}
     map_tensors(torch.neg, tree)["more"] = SECOND
     assert tree == {"logits": FIRST}
 
 
-def test_tensors_come_in_order() -> None:
+def test_tensors_come_in_order():
     assert list(tensors_of({"b": [SECOND, 1], "a": (FIRST,)})) == [SECOND, FIRST]

@@ -20,7 +20,7 @@ OVERFLOWING = MODEL.replace("return super().forward(x)", "return super().forward
 # -- accuracy --------------------------------------------------------------------------------------
 
 
-def test_accuracy_is_checked_logged_and_described(load, caplog) -> None:
+def test_accuracy_is_checked_logged_and_described(load, caplog):
     caplog.set_level(logging.INFO)
     service = load(
         f"optimization: {{{ALL}, check_accuracy: {{max_relative_error: 0.05, min_agreement: 1}}}}"
@@ -33,14 +33,14 @@ def test_accuracy_is_checked_logged_and_described(load, caplog) -> None:
     assert described["accuracy"]["agreement"] == 1.0
 
 
-def test_a_model_that_overflows_does_not_load(load) -> None:
+def test_a_model_that_overflows_does_not_load(load):
     sentence = "against fp32, the relative error is inf where 0.1 is allowed"
     with pytest.raises(OptionRefused, match=sentence):
         load("optimization: {precision: fp16, check_accuracy: 0.1}", OVERFLOWING)
     load("optimization: {precision: bf16, check_accuracy: 0.1}", OVERFLOWING)
 
 
-def test_the_named_samples_are_used(load, tmp_path) -> None:
+def test_the_named_samples_are_used(load, tmp_path):
     for name in ("a.jpg", "b.jpg"):
         (tmp_path / name).write_bytes(sample_image())
     options = "precision: bf16, check_accuracy: {min_agreement: 0, samples: [%s]}"
@@ -52,7 +52,7 @@ def test_the_named_samples_are_used(load, tmp_path) -> None:
         load(f"optimization: {{{options % 'c.jpg'}}}")
 
 
-def test_without_a_sample_accuracy_cannot_be_checked(load) -> None:
+def test_without_a_sample_accuracy_cannot_be_checked(load):
     with pytest.raises(OptionRefused, match="check_accuracy: there is no sample input"):
         load("optimization: {check_accuracy: 0.1}", NUMBERS, "base_handler")
 
@@ -65,7 +65,7 @@ def compiled_frames(compiler: Any) -> int:
 
 
 @pytest.mark.parametrize(("sizes", "graphs"), [((2, 4), 2), ((), 2)])
-def test_every_size_is_compiled_before_the_worker_is_ready(load, compiler, sizes, graphs) -> None:
+def test_every_size_is_compiled_before_the_worker_is_ready(load, compiler, sizes, graphs):
     config = "pt2: {compile: {backend: aot_eager}}"
     service = load(config, NUMBERS, NUMBERS_HANDLER, sizes=sizes)
     assert compiled_frames(compiler) == graphs
@@ -74,7 +74,7 @@ def test_every_size_is_compiled_before_the_worker_is_ready(load, compiler, sizes
     assert compiled_frames(compiler) == graphs
 
 
-def test_a_batch_with_a_refused_request_is_compiled_too(load, compiler) -> None:
+def test_a_batch_with_a_refused_request_is_compiled_too(load, compiler):
     service = load("pt2: {compile: {backend: aot_eager}}", sizes=(4,))
     parts = [bytearray(sample_image()) for _ in range(3)] + [bytearray(b"no image")]
     reply = service.predict(
@@ -85,7 +85,7 @@ def test_a_batch_with_a_refused_request_is_compiled_too(load, compiler) -> None:
     assert len(json.loads(reply.predictions[0].body)) == 5
 
 
-def test_new_shapes_are_not_compiled_in_traffic(load, compiler) -> None:
+def test_new_shapes_are_not_compiled_in_traffic(load, compiler):
     model = NUMBERS.replace("nn.Linear(4, 3)", "nn.ReLU()")
     service = load("pt2: {compile: {backend: aot_eager}}", model, NUMBERS_HANDLER, sizes=(1,))
     part = Part("body", "application/json", b"[1.0, -2.0]")
@@ -98,7 +98,7 @@ def compiled_of(service: Any) -> dict[str, Any]:
     return service.context.describe_compiled()
 
 
-def test_the_compiled_sizes_are_described(load, compiler) -> None:
+def test_the_compiled_sizes_are_described(load, compiler):
     service = load("pt2: {compile: {backend: aot_eager}}", NUMBERS, NUMBERS_HANDLER, sizes=(2, 4))
     told = compiled_of(service)
     assert [(each["size"], each["graphs"]) for each in told["sizes"]] == [(2, 1), (4, 1)]
@@ -115,7 +115,7 @@ def test_the_compiled_sizes_are_described(load, compiler) -> None:
     }
 
 
-def test_graph_breaks_are_described_with_their_reason(load, compiler) -> None:
+def test_graph_breaks_are_described_with_their_reason(load, compiler):
     model = f"import torch\n{NUMBERS}\n    def forward(self, x):\n        x = super().forward(x)\n"
     model += "        torch._dynamo.graph_break()\n        return x + 1\n"
     told = compiled_of(load("pt2: {compile: {backend: eager}}", model, NUMBERS_HANDLER, sizes=(2,)))
@@ -125,7 +125,7 @@ def test_graph_breaks_are_described_with_their_reason(load, compiler) -> None:
     assert count == 1
 
 
-def test_shapes_that_run_uncompiled_in_traffic_are_counted(load, compiler, caplog) -> None:
+def test_shapes_that_run_uncompiled_in_traffic_are_counted(load, compiler, caplog):
     model = NUMBERS.replace("nn.Linear(4, 3)", "nn.ReLU()")
     service = load("pt2: {compile: {backend: aot_eager}}", model, NUMBERS_HANDLER, sizes=(1,))
     for body in (b"[1.0, -2.0]", b"[1.0, -2.0]", b"[1.0, 2.0, 3.0, 4.0]"):
@@ -139,7 +139,7 @@ def test_shapes_that_run_uncompiled_in_traffic_are_counted(load, compiler, caplo
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
-def test_compiled_in_lower_precision(load, compiler) -> None:
+def test_compiled_in_lower_precision(load, compiler):
     options = "optimization: {precision: bf16, check_accuracy: 0.05}"
     service = load(
         f"{options}\npt2: {{compile: {{enable: true}}}}", NUMBERS, NUMBERS_HANDLER, sizes=(2,)
@@ -150,10 +150,8 @@ def test_compiled_in_lower_precision(load, compiler) -> None:
     assert compiled_frames(compiler) == graphs
 
 
-def test_the_model_is_served_uncompiled_if_the_compiler_fails(
-    load, compiler, caplog, monkeypatch
-) -> None:
-    def broken(_graph: Any, _inputs: Any) -> Any:
+def test_the_model_is_served_uncompiled_if_the_compiler_fails(load, compiler, caplog, monkeypatch):
+    def broken(_graph, _inputs):
         raise RuntimeError("no compiler")
 
     torch._dynamo.register_backend(broken, name="ofi")
@@ -166,9 +164,7 @@ def test_the_model_is_served_uncompiled_if_the_compiler_fails(
     assert service.context.load_warnings == [f"pt2: {told['fallback']}"]
 
 
-def test_without_a_sample_the_model_is_compiled_with_the_first_requests(
-    load, compiler, caplog
-) -> None:
+def test_without_a_sample_the_model_is_compiled_with_the_first_requests(load, compiler, caplog):
     service = load("pt2: {compile: {backend: aot_eager}}", NUMBERS, "base_handler", sizes=(2,))
     assert "Nothing can be compiled before the first requests come" in caplog.text
     assert compiled_frames(compiler) == 0

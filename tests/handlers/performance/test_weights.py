@@ -214,7 +214,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_the_model_equals_one_that_is_built_and_loaded_in_the_plain_way(saved, make) -> None:
+def test_the_model_equals_one_that_is_built_and_loaded_in_the_plain_way(saved, make):
     torch.manual_seed(0)
     path = saved(make())
     expected = _visible(_plainly(make, path))
@@ -224,7 +224,7 @@ def test_the_model_equals_one_that_is_built_and_loaded_in_the_plain_way(saved, m
 
 
 @pytest.mark.parametrize("changes", [{"weight": torch.ones(3)}, {"other": torch.ones(3)}])
-def test_mismatches_have_the_plain_error_message(saved, changes) -> None:
+def test_mismatches_have_the_plain_error_message(saved, changes):
     path = saved(nn.Linear(2, 2), **changes)
     with pytest.raises(RuntimeError) as expected:
         _plainly(lambda: nn.Linear(2, 2), path)
@@ -233,12 +233,12 @@ def test_mismatches_have_the_plain_error_message(saved, changes) -> None:
     assert str(error.value) == str(expected.value)
 
 
-def test_a_wider_file_is_converted_to_the_type_of_the_model(saved) -> None:
+def test_a_wider_file_is_converted_to_the_type_of_the_model(saved):
     path = saved(Halved(torch.float32))
     assert make_with_weights(Halved, load_state_dict(path)).line.weight.dtype is (torch.float16)
 
 
-def test_weights_have_the_memory_layout_of_the_model(saved) -> None:
+def test_weights_have_the_memory_layout_of_the_model(saved):
     def make():
         return nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
 
@@ -247,14 +247,14 @@ def test_weights_have_the_memory_layout_of_the_model(saved) -> None:
     assert model.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_no_random_numbers_are_drawn(saved) -> None:
+def test_no_random_numbers_are_drawn(saved):
     path = saved(nn.Linear(3, 3))
     before = torch.get_rng_state()
     make_with_weights(lambda: nn.Linear(3, 3), load_state_dict(path))
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_model_that_fails_under_a_mode_is_built_in_the_plain_way(saved) -> None:
+def test_a_model_that_fails_under_a_mode_is_built_in_the_plain_way(saved):
     def make():
         if torch.overrides._get_current_function_mode() is not None:
             raise TypeError("not under a mode")
@@ -265,12 +265,12 @@ def test_a_model_that_fails_under_a_mode_is_built_in_the_plain_way(saved) -> Non
     assert model.weight.tolist() == torch.load(path)["weight"].tolist()
 
 
-def test_errors_of_the_model_are_raised() -> None:
+def test_errors_of_the_model_are_raised():
     with pytest.raises(ZeroDivisionError):
         make_with_weights(lambda: 1 / 0, {})
 
 
-def test_two_weights_that_share_memory_in_the_file_do_not_share_it_in_the_model(saved) -> None:
+def test_two_weights_that_share_memory_in_the_file_do_not_share_it_in_the_model(saved):
     item = torch.ones(2, 2)
     path = saved(nn.Linear(2, 2), **{"0.weight": item, "1.weight": item})
     state = {key: value for key, value in torch.load(path).items() if key[0] in "01"}
@@ -294,7 +294,7 @@ def _is_in_mapped_file(tensor: torch.Tensor, path: str) -> bool:
 
 
 @pytest.fixture(params=["pickle", "safetensors"])
-def weights_file(request, tmp_path) -> str:
+def weights_file(request, tmp_path):
     """A file with the weights of `nn.Linear(64, 64)`, in each of the two formats."""
     state = nn.Linear(64, 64).state_dict()
     if request.param == "pickle":
@@ -305,9 +305,7 @@ def weights_file(request, tmp_path) -> str:
     return str(tmp_path / "weights.safetensors")
 
 
-def test_weights_are_in_the_mapped_file_and_writes_do_not_change_it(
-    weights_file,
-) -> None:
+def test_weights_are_in_the_mapped_file_and_writes_do_not_change_it(weights_file):
     content = Path(weights_file).read_bytes()
     model = make_with_weights(lambda: nn.Linear(64, 64), load_state_dict(weights_file))
     assert _is_in_mapped_file(model.weight, weights_file)
@@ -319,27 +317,27 @@ def test_weights_are_in_the_mapped_file_and_writes_do_not_change_it(
     assert Path(weights_file).read_bytes() == content
 
 
-def test_weights_are_in_the_mapped_file_with_buffers_that_are_not(saved) -> None:
+def test_weights_are_in_the_mapped_file_with_buffers_that_are_not(saved):
     path = saved(Counting())
     model = make_with_weights(Counting, load_state_dict(path))
     assert model.positions.tolist() == [0, 1, 2, 3]
     assert _is_in_mapped_file(model.line.weight, path)
 
 
-def test_a_weight_with_two_names_is_one_in_the_mapped_file(saved) -> None:
+def test_a_weight_with_two_names_is_one_in_the_mapped_file(saved):
     path = saved(Tied())
     model = make_with_weights(Tied, load_state_dict(path))
     assert model.line.weight is model.words.weight
     assert _is_in_mapped_file(model.words.weight, path)
 
 
-def test_weights_outlive_their_file(weights_file) -> None:
+def test_weights_outlive_their_file(weights_file):
     model = make_with_weights(lambda: nn.Linear(64, 64), load_state_dict(weights_file))
     Path(weights_file).unlink()
     assert model(torch.ones(1, 64)).isfinite().all()
 
 
-def test_unmapped_weights_are_not_in_the_file(weights_file) -> None:
+def test_unmapped_weights_are_not_in_the_file(weights_file):
     state = load_state_dict(weights_file, mapped=False)
     model = make_with_weights(lambda: nn.Linear(64, 64), state)
     assert not _is_in_mapped_file(model.weight, weights_file)

@@ -21,16 +21,10 @@ class Recorder:
 
 
 @pytest.fixture
-def ask(make_context: Callable[..., Context], begin_batch: Callable[..., Context]) -> Any:
+def ask(make_context, begin_batch):
     """Send rows through an envelope; return answers, the handler's data and the context."""
 
-    def run(
-        envelope: Any,
-        *rows: Any,
-        handler: Any = lambda data: data,
-        headers: Any = None,
-        context: Context | None = None,
-    ) -> tuple[Any, Any, Context]:
+    def run(envelope, *rows, handler=lambda data: data, headers=None, context=None):
         context = begin_batch(
             context or make_context(modelVersion="2.1"), *(headers or [{}] * len(rows))
         )

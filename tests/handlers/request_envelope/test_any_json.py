@@ -37,7 +37,7 @@ BODIES = VALUES | st.fixed_dictionaries(
 @pytest.mark.parametrize("envelope", [JSONEnvelope, KServeEnvelope, KServev2Envelope])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(bodies=st.lists(BODIES, min_size=1, max_size=3))
-def test_any_json_is_answered_with_200_or_400(ask, envelope, bodies) -> None:
+def test_any_json_is_answered_with_200_or_400(ask, envelope, bodies):
     rows = [{"body": body} for body in bodies]
     answers, _, context = ask(envelope, *rows, handler=lambda data: [1] * len(data))
     assert len(answers) == len(bodies)

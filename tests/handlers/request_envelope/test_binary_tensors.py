@@ -70,7 +70,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(("datatype", "dtype"), NUMBERS.items())
-def test_numbers_are_those_of_json(ask_alone, datatype, dtype) -> None:
+def test_numbers_are_those_of_json(ask_alone, datatype, dtype):
     _, seen, _ = ask_alone(
         request(tensor(datatype, [2, 1], np.array([[1], [100]], dtype).tobytes()))
     )
@@ -88,12 +88,12 @@ def test_numbers_are_those_of_json(ask_alone, datatype, dtype) -> None:
         ("BYTES", in_bytes(b"\xff\xd8", b"more"), b"\xff\xd8"),
     ],
 )
-def test_other_types(ask_alone, datatype, buffer, data) -> None:
+def test_other_types(ask_alone, datatype, buffer, data):
     _, seen, _ = ask_alone(request(tensor(datatype, [2], buffer)), handler=lambda _: [0])
     assert data_of(seen) == [data]
 
 
-def test_several_inputs_some_of_them_in_the_json(ask_alone) -> None:
+def test_several_inputs_some_of_them_in_the_json(ask_alone):
     middle = {"name": "y", "shape": [1], "datatype": "INT64", "data": [7]}, b""
     last = tensor("INT8", [2], b"\1\2", "z", mine=True)
     _, seen, context = ask_alone(request(floats(), middle, last))
@@ -102,7 +102,7 @@ def test_several_inputs_some_of_them_in_the_json(ask_alone) -> None:
     assert context.input_names == ["x", "y", "z"]
 
 
-def test_the_spelling_of_the_header_does_not_matter(ask_alone) -> None:
+def test_the_spelling_of_the_header_does_not_matter(ask_alone):
     _, seen, _ = ask_alone(request(floats(), header=HEADER.upper()))
     assert data_of(seen) == [FLOATS.tolist()]
 
@@ -132,7 +132,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_lengths_that_do_not_fit_cost_only_their_request_its_answer(ask_alone, bad) -> None:
+def test_lengths_that_do_not_fit_cost_only_their_request_its_answer(ask_alone, bad):
     answers, seen, context = ask_alone(request(floats("a")), bad, request(floats("b")))
     assert [item["name"] for item in seen] == ["a", "b"]
     assert [answers[i]["outputs"][0]["data"] for i in (0, 2)] == [[1.0, 2.0, 3.0, 4.0]] * 2
@@ -140,7 +140,7 @@ def test_lengths_that_do_not_fit_cost_only_their_request_its_answer(ask_alone, b
     assert answers[1]["error"] == answers[1]["message"] != ""
 
 
-def test_a_request_alone_hears_what_is_wrong(ask_alone) -> None:
+def test_a_request_alone_hears_what_is_wrong(ask_alone):
     answers, seen, context = ask_alone(request(floats(binary_data_size=17)))
     assert seen is None
     assert answers == [
@@ -164,12 +164,12 @@ def test_a_request_alone_hears_what_is_wrong(ask_alone) -> None:
         ),
     ],
 )
-def test_the_message_names_the_cause(ask_alone, bad, message) -> None:
+def test_the_message_names_the_cause(ask_alone, bad, message):
     [answer], _, _ = ask_alone(bad)
     assert answer["message"].startswith(message)
 
 
-def test_where_all_are_wrong_each_gets_its_own(ask_alone) -> None:
+def test_where_all_are_wrong_each_gets_its_own(ask_alone):
     answers, seen, context = ask_alone(
         request(floats(binary_data_size=17)), ({"body": b"{"}, {}), request(floats(), length="x")
     )
@@ -189,7 +189,7 @@ def taken_apart(answer, headers):
     return json.loads(answer[:end]), answer[end:]
 
 
-def test_outputs_as_bytes(ask_alone) -> None:
+def test_outputs_as_bytes(ask_alone):
     inputs = [floats(), tensor("INT64", [1], np.int64([7]).tobytes(), "y")]
     [answer], _, context = ask_alone(request(*inputs, parameters={"binary_data_output": True}))
     document, remaining = taken_apart(answer, context.get_response_headers(0))
@@ -216,7 +216,7 @@ def test_outputs_as_bytes(ask_alone) -> None:
         ([b"\xff\0", b""], [b"\xff\0", b""]),
     ],
 )
-def test_texts_and_anything_else_as_bytes(ask_alone, result, elements) -> None:
+def test_texts_and_anything_else_as_bytes(ask_alone, result, elements):
     asked = request(floats(), parameters={"binary_data_output": True})
     [answer], _, context = ask_alone(asked, handler=lambda rows: [result])
     document, remaining = taken_apart(answer, context.get_response_headers(0))
@@ -224,7 +224,7 @@ def test_texts_and_anything_else_as_bytes(ask_alone, result, elements) -> None:
     assert remaining == in_bytes(*elements)
 
 
-def test_each_output_may_choose(ask_alone) -> None:
+def test_each_output_may_choose(ask_alone):
     asked = request(
         floats(),
         floats("y"),
@@ -238,7 +238,7 @@ def test_each_output_may_choose(ask_alone) -> None:
     assert remaining == FLOATS.astype("f8").tobytes()
 
 
-def test_an_error_is_never_in_bytes(ask_alone, make_context, ask) -> None:
+def test_an_error_is_never_in_bytes(ask_alone, make_context, ask):
     context = make_context()
     rows, headers = request(floats(), parameters={"binary_data_output": True})
 
@@ -252,7 +252,7 @@ def test_an_error_is_never_in_bytes(ask_alone, make_context, ask) -> None:
 
 
 @given(st.sampled_from([*NUMBERS]), st.lists(st.integers(0, 127), max_size=9))
-def test_what_went_out_comes_in_again(datatype, numbers) -> None:
+def test_what_went_out_comes_in_again(datatype, numbers):
     values = np.array(numbers, NUMBERS[datatype])
     row, headers = request(tensor(datatype, values.shape, to_buffer(values, datatype)))
     [read] = read_request(bytes(row["body"]), headers)["inputs"]

@@ -12,7 +12,7 @@ from marserve.handlers.request_envelope.kserve import KServeEnvelope
 from marserve.handlers.request_envelope.kservev2 import KServev2Envelope
 
 
-def test_an_invalid_request_is_refused_alone(ask) -> None:
+def test_an_invalid_request_is_refused_alone(ask):
     answers, seen, context = ask(
         KServeEnvelope,
         {"body": b"kitten"},
@@ -29,7 +29,7 @@ def test_an_invalid_request_is_refused_alone(ask) -> None:
     assert [context.get_response_status(i)[0] for i in range(4)] == [400, 200, 400, 200]
 
 
-def test_a_batch_of_invalid_requests_does_not_reach_the_handler(ask) -> None:
+def test_a_batch_of_invalid_requests_does_not_reach_the_handler(ask):
     answers, seen, _ = ask(KServeEnvelope, {"body": {}}, {"body": {"instances": []}}, {"body": b""})
     assert seen is None
     assert [answers[0]["code"], answers[1], answers[2]["code"]] == [400, {"predictions": []}, 400]
@@ -55,7 +55,7 @@ class OwnFormat(KServeEnvelope):
         return [{"y": result} for result in data]
 
 
-def test_an_envelope_that_parses_itself_keeps_the_context(make_context, begin_batch) -> None:
+def test_an_envelope_that_parses_itself_keeps_the_context(make_context, begin_batch):
     context = begin_batch(make_context(), {"name": "a"}, {"name": "b"})
     seen = []
 
@@ -68,7 +68,7 @@ def test_an_envelope_that_parses_itself_keeps_the_context(make_context, begin_ba
     assert seen == ["a", "b"]
 
 
-def test_exceptions_of_parsing_refuse_the_request_alone(ask) -> None:
+def test_exceptions_of_parsing_refuse_the_request_alone(ask):
     bad, good = ({"body": {"instances": [number]}} for number in (0, 1))
     answers, seen, _ = ask(Strict, bad, good)
     assert seen == [1]
@@ -77,7 +77,7 @@ def test_exceptions_of_parsing_refuse_the_request_alone(ask) -> None:
     assert answers[1] == {"predictions": [0]}
 
 
-def test_a_result_that_cannot_be_encoded_fails_its_request_alone(ask) -> None:
+def test_a_result_that_cannot_be_encoded_fails_its_request_alone(ask):
     rows = [{"body": {"instances": [number]}} for number in (1, 2)]
     answers, _, context = ask(Strict, *rows, handler=lambda data: [0, 7])
     assert answers[0]["message"].startswith("Prediction failed. The traceback is in ")
@@ -85,7 +85,7 @@ def test_a_result_that_cannot_be_encoded_fails_its_request_alone(ask) -> None:
     assert answers[1] == {"predictions": [2]}
 
 
-def test_a_memory_error_while_parsing_fails_the_batch(ask, monkeypatch) -> None:
+def test_a_memory_error_while_parsing_fails_the_batch(ask, monkeypatch):
     monkeypatch.setattr(
         Strict, "instances_of", lambda self, row: (_ for _ in ()).throw(MemoryError)
     )
@@ -94,13 +94,13 @@ def test_a_memory_error_while_parsing_fails_the_batch(ask, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("results", [["one"], [1, 2, 3, 4], {"a": 1, "b": 2, "c": 3}])
-def test_a_wrong_number_of_results_fails_a_batch_of_several_requests(ask, results) -> None:
+def test_a_wrong_number_of_results_fails_a_batch_of_several_requests(ask, results):
     rows = [{"body": {"instances": [1, 2]}}, {"body": {"instances": [3]}}]
     with pytest.raises(ValueError, match="must return 3 results"):
         ask(KServeEnvelope, *rows, handler=lambda data: results)
 
 
-def test_the_handler_sees_each_instances_own_request(ask, make_context) -> None:
+def test_the_handler_sees_each_instances_own_request(ask, make_context):
     context = make_context()
 
     def handler(data):
@@ -147,7 +147,7 @@ def classify(make_context, begin_batch):
     return run
 
 
-def test_images_through_a_real_handler(classify) -> None:
+def test_images_through_a_real_handler(classify):
     red, blue, bad = ({"data": item} for item in (encode("red"), encode("blue"), "a"))
     answers, context = classify(
         KServeEnvelope, {"instances": [red, bad]}, {"instances": [blue, red]}
@@ -158,7 +158,7 @@ def test_images_through_a_real_handler(classify) -> None:
     assert [context.get_response_status(i)[0] for i in range(2)] == [400, 200]
 
 
-def test_an_image_in_the_open_inference_protocol(classify) -> None:
+def test_an_image_in_the_open_inference_protocol(classify):
     image = {"name": "photo", "shape": [1], "datatype": "BYTES", "data": [encode("blue")]}
     [answer], _ = classify(KServev2Envelope, {"inputs": [image]})
     [output] = answer["outputs"]

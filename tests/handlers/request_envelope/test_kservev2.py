@@ -12,7 +12,7 @@ def data_of(rows):
     return [row["data"] for row in rows]
 
 
-def test_one_request_to_the_letter(ask) -> None:
+def test_one_request_to_the_letter(ask):
     answers, _, _ = ask(
         KServev2Envelope, {"body": {"id": "mine", "inputs": [tensor()]}}, handler=data_of
     )
@@ -30,7 +30,7 @@ def test_one_request_to_the_letter(ask) -> None:
     assert [*answers[0]["outputs"][0]] == ["name", "datatype", "data", "shape"]
 
 
-def test_what_the_handler_gets(ask) -> None:
+def test_what_the_handler_gets(ask):
     inputs = [
         tensor("numbers", parameters={"binary": False}),
         tensor("text", "BYTES", [1], ["aGk="]),
@@ -46,14 +46,14 @@ def test_what_the_handler_gets(ask) -> None:
     ("values", "expected"),
     [({"id": "a"}, "a"), ({"id": " "}, "id-0"), ({"id": ""}, "id-0"), ({}, "id-0")],
 )
-def test_the_id_of_an_answer(ask, values, expected) -> None:
+def test_the_id_of_an_answer(ask, values, expected):
     body = {**values, "inputs": [tensor()]}
     [answer], _, context = ask(KServev2Envelope, {"body": body}, handler=data_of)
     assert answer["id"] == expected
     assert getattr(context, "input_request_id", "id-0") == expected
 
 
-def test_an_id_belongs_to_its_batch_only(ask, make_context) -> None:
+def test_an_id_belongs_to_its_batch_only(ask, make_context):
     context = make_context()
     first, second = {"id": "a", "inputs": [tensor()]}, {"inputs": [tensor()]}
     ask(KServev2Envelope, {"body": first}, handler=data_of, context=context)
@@ -76,7 +76,7 @@ def test_an_id_belongs_to_its_batch_only(ask, make_context) -> None:
         (np.uint8(7), "UINT8", [1], [7]),
     ],
 )
-def test_results_as_outputs(ask, result, datatype, shape, data) -> None:
+def test_results_as_outputs(ask, result, datatype, shape, data):
     [answer], _, _ = ask(
         KServev2Envelope, {"body": {"inputs": [tensor()]}}, handler=lambda rows: [result]
     )
@@ -94,7 +94,7 @@ def test_results_as_outputs(ask, result, datatype, shape, data) -> None:
         (["a", "labels", "more"], {"a": [1], "labels": [2]}),
     ],
 )
-def test_the_outputs_that_a_request_asks_for(ask, asked, named) -> None:
+def test_the_outputs_that_a_request_asks_for(ask, asked, named):
     body = {
         "inputs": [tensor("a", "INT8", [1], [1]), tensor("b", "INT8", [1], [2])],
         "outputs": [{"name": name} for name in asked],
@@ -114,7 +114,7 @@ def test_the_outputs_that_a_request_asks_for(ask, asked, named) -> None:
 )
 def test_an_answer_with_an_error_status_has_the_member_error(
     ask, make_context, status, phrase, result, error
-) -> None:
+):
     context = make_context()
 
     def handler(_rows):
@@ -128,18 +128,18 @@ def test_an_answer_with_an_error_status_has_the_member_error(
     assert context.get_response_content_type(0) == "application/json"
 
 
-def test_a_type_that_the_protocol_has_no_name_for(ask) -> None:
+def test_a_type_that_the_protocol_has_no_name_for(ask):
     with pytest.raises(KeyError, match="complex128"):
         ask(KServev2Envelope, {"body": {"inputs": [tensor()]}}, handler=lambda rows: [1j])
 
 
-def test_a_body_that_is_not_decoded_yet(ask) -> None:
+def test_a_body_that_is_not_decoded_yet(ask):
     body = b'{"inputs": [{"name": "x", "shape": [2], "datatype": "INT32", "data": [1, 2]}]}'
     [answer], _, _ = ask(KServev2Envelope, {"body": bytearray(body)}, handler=data_of)
     assert answer["outputs"][0]["data"] == [1, 2]
 
 
-def test_a_parsed_body_needs_no_headers(make_context) -> None:
+def test_a_parsed_body_needs_no_headers(make_context):
     body = {"inputs": [tensor()]}
     seen = []
     envelope = KServev2Envelope(lambda data, _context: seen.extend(data) or [])
@@ -147,7 +147,7 @@ def test_a_parsed_body_needs_no_headers(make_context) -> None:
     assert [each["name"] for each in seen] == [tensor()["name"]]
 
 
-def test_without_a_manifest_the_name_is_the_registered_one(ask, make_context) -> None:
+def test_without_a_manifest_the_name_is_the_registered_one(ask, make_context):
     context = make_context()
     context.manifest = None
     [answer], _, _ = ask(
@@ -204,7 +204,7 @@ def with_member(**members):
         (FINE | {"id": [1, {}]}, "id must be a text."),
     ],
 )
-def test_an_invalid_request_is_answered_with_400(ask, body, why) -> None:
+def test_an_invalid_request_is_answered_with_400(ask, body, why):
     bad, good = ask(KServev2Envelope, {"body": body}, {"body": FINE}, handler=data_of)[0]
     assert bad["code"] == 400
     assert bad["message"] == bad["error"]
@@ -213,7 +213,7 @@ def test_an_invalid_request_is_answered_with_400(ask, body, why) -> None:
     assert good["outputs"][0]["data"] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_requests_of_torchserves_clients_against_the_protocol(ask) -> None:
+def test_requests_of_torchserves_clients_against_the_protocol(ask):
     inputs = [
         tensor("a", "float32"),
         tensor("b", "INT8", [1], [1000.5]),
@@ -225,7 +225,7 @@ def test_requests_of_torchserves_clients_against_the_protocol(ask) -> None:
     assert data_of(seen)[1:3] == [[1000.5], []]
 
 
-def test_each_request_of_a_batch_is_answered_by_itself(ask) -> None:
+def test_each_request_of_a_batch_is_answered_by_itself(ask):
     answers, _, context = ask(
         KServev2Envelope,
         {"body": {"id": "a", "inputs": [tensor("one"), tensor("two", shape=[4])]}},

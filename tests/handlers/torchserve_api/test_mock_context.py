@@ -26,14 +26,14 @@ class Doubler(torch.nn.Module):
 
 
 @pytest.fixture
-def context(tmp_path) -> MockContext:
+def context(tmp_path):
     name = f"model_{tmp_path.name}.py"
     (tmp_path / name).write_text(MODEL_FILE)
     (tmp_path / "conf.yaml").write_text("handler: {profile: true}")
     return MockContext(None, str(tmp_path), name, None, "doubler", "conf.yaml")
 
 
-def test_a_handler_runs_with_it(context) -> None:
+def test_a_handler_runs_with_it(context):
     handler = BaseHandler()
     handler.initialize(context)
     assert handler.handle([{"body": [1.0]}], context) == [[2.0]]
@@ -42,14 +42,14 @@ def test_a_handler_runs_with_it(context) -> None:
         handler.handle([{"body": [1.0]}], context)
 
 
-def test_its_attributes_describe_the_model(context, tmp_path) -> None:
+def test_its_attributes_describe_the_model(context, tmp_path):
     assert context.model_name == context.metrics.model_name == "doubler"
     assert context.system_properties["model_dir"] == str(tmp_path)
     assert context.model_yaml_config == {"handler": {"profile": True}}
     assert "serializedFile" not in context.manifest["model"]
 
 
-def test_its_defaults() -> None:
+def test_its_defaults():
     context = MockContext()
     assert context.manifest == {"model": {"serializedFile": "model.pt", "modelFile": "model.py"}}
     assert (context.model_name, context.model_yaml_config) == ("mnist", {})
@@ -59,7 +59,7 @@ def test_its_defaults() -> None:
     assert context.get_request_header(0, "describe") is None
 
 
-def test_the_batch_has_as_many_requests_as_the_test_gives() -> None:
+def test_the_batch_has_as_many_requests_as_the_test_gives():
     context = MockContext(requests=2)
     context.set_response_status(418, "teapot", 2)
     context.set_response_header(5, "X-Mine", "yes")
@@ -88,14 +88,14 @@ class CopiedMockContext:
 
 
 @pytest.fixture
-def copied(tmp_path) -> CopiedMockContext:
+def copied(tmp_path):
     name = f"model_{tmp_path.name}.py"
     (tmp_path / name).write_text(MODEL_FILE)
     return CopiedMockContext({"model": {"modelFile": name}}, tmp_path)
 
 
 @pytest.mark.parametrize("yaml", [{}, {"pt2": "eager"}, {"handler": {"profile": True}}])
-def test_a_handler_runs_with_a_copy_of_torchserves(copied, yaml) -> None:
+def test_a_handler_runs_with_a_copy_of_torchserves(copied, yaml):
     copied.model_yaml_config = yaml
     handler = BaseHandler()
     handler.initialize(copied)
@@ -103,7 +103,7 @@ def test_a_handler_runs_with_a_copy_of_torchserves(copied, yaml) -> None:
     assert copied.metrics.store[-1].name == "HandlerTime"
 
 
-def test_a_copy_without_model_yaml_config_and_metrics_works(copied) -> None:
+def test_a_copy_without_model_yaml_config_and_metrics_works(copied):
     del copied.model_yaml_config
     copied.metrics = None
     handler = BaseHandler()
@@ -121,7 +121,7 @@ class FourArguments:
         self.calls.append((name, idx, unit))
 
 
-def test_the_metrics_of_a_test_get_torchserves_arguments(copied) -> None:
+def test_the_metrics_of_a_test_get_torchserves_arguments(copied):
     copied.metrics = FourArguments()
     handler = BaseHandler()
     handler.initialize(copied)
@@ -130,11 +130,11 @@ def test_the_metrics_of_a_test_get_torchserves_arguments(copied) -> None:
 
 
 @pytest.fixture
-def mocked(copied) -> MagicMock:
+def mocked(copied):
     return MagicMock(system_properties=copied.system_properties, manifest=copied.manifest)
 
 
-def test_a_handler_runs_with_a_mock(mocked) -> None:
+def test_a_handler_runs_with_a_mock(mocked):
     handler = BaseHandler()
     handler.initialize(mocked)
     assert handler.handle([{"body": [1.0]}], mocked) == [[2.0]]
@@ -142,7 +142,7 @@ def test_a_handler_runs_with_a_mock(mocked) -> None:
     assert call.args[::2] == ("HandlerTime", None)
 
 
-def test_images_are_decoded_with_a_mock(mocked) -> None:
+def test_images_are_decoded_with_a_mock(mocked):
     handler = ImageClassifier()
     handler.initialize(mocked)
     image, other = handler.sample_input()
@@ -150,7 +150,7 @@ def test_images_are_decoded_with_a_mock(mocked) -> None:
 
 
 @pytest.mark.parametrize("envelope", [KServeEnvelope, KServev2Envelope])
-def test_an_envelope_runs_with_a_mock(mocked, envelope) -> None:
+def test_an_envelope_runs_with_a_mock(mocked, envelope):
     tensor = {"name": "a", "shape": [1], "datatype": "FP32", "data": [1]}
     body = {"instances": [1], "inputs": [tensor]}
     (answer,) = envelope(lambda data, context: [2]).handle([{"body": body}], mocked)
@@ -159,7 +159,7 @@ def test_an_envelope_runs_with_a_mock(mocked, envelope) -> None:
 
 @pytest.mark.parametrize("kind", ["context", "mocked", "copied"])
 @pytest.mark.parametrize("lists", [[[1, 2], [3]], [[1], []], [[1], [2]]])
-def test_an_envelope_runs_two_requests_with_a_mock(request, kind, lists) -> None:
+def test_an_envelope_runs_two_requests_with_a_mock(request, kind, lists):
     context = request.getfixturevalue(kind)
 
     def handle(data, context):
@@ -174,7 +174,7 @@ def test_an_envelope_runs_two_requests_with_a_mock(request, kind, lists) -> None
     ]
 
 
-def test_the_ids_of_instances_are_those_of_their_requests(context) -> None:
+def test_the_ids_of_instances_are_those_of_their_requests(context):
     seen = []
 
     def handle(data, context):
@@ -187,12 +187,12 @@ def test_the_ids_of_instances_are_those_of_their_requests(context) -> None:
     assert seen == [ids[0], ids[0], ids[1]]
 
 
-def test_an_envelope_runs_without_a_context() -> None:
+def test_an_envelope_runs_without_a_context():
     envelope = KServeEnvelope(lambda data, context: data)
     assert envelope.handle([{"body": {"instances": [1]}}], None) == [{"predictions": [1]}]
 
 
-def test_a_bad_image_is_refused_with_the_request_ids_of_a_test(copied) -> None:
+def test_a_bad_image_is_refused_with_the_request_ids_of_a_test(copied):
     copied.request_ids = {0: "id-0"}
     handler = ImageClassifier()
     handler.initialize(copied)
@@ -200,7 +200,7 @@ def test_a_bad_image_is_refused_with_the_request_ids_of_a_test(copied) -> None:
         handler.handle([{"data": b"no image"}], copied)
 
 
-def test_the_profiler_runs_with_a_copy_of_torchserves(copied, monkeypatch, tmp_path) -> None:
+def test_the_profiler_runs_with_a_copy_of_torchserves(copied, monkeypatch, tmp_path):
     monkeypatch.setenv("ENABLE_TORCH_PROFILER", "1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     handler = BaseHandler()
@@ -224,7 +224,7 @@ def test_the_profiler_runs_with_a_copy_of_torchserves(copied, monkeypatch, tmp_p
         ),
     ],
 )
-def test_an_envelope_runs_with_a_copy_of_torchserves(copied, envelope, data, answers) -> None:
+def test_an_envelope_runs_with_a_copy_of_torchserves(copied, envelope, data, answers):
     handler = BaseHandler()
     handler.initialize(copied)
     found = envelope(handler.handle).handle(data, copied)
@@ -235,14 +235,14 @@ def test_an_envelope_runs_with_a_copy_of_torchserves(copied, envelope, data, ans
 
 
 @pytest.mark.parametrize("is_copy", [False, True])
-def test_spans_of_a_handler_do_nothing_without_a_server(context, copied, is_copy) -> None:
+def test_spans_of_a_handler_do_nothing_without_a_server(context, copied, is_copy):
     tested = completed(copied) if is_copy else context
     assert tested.trace() is None
     with tested.span("tokenize", 1, words=3) as span:
         assert span.traceparent == ""
 
 
-def test_a_file_is_fetched_once(tmp_path, monkeypatch) -> None:
+def test_a_file_is_fetched_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = tmp_path / "weights.pth"
     source.write_text("weights")
@@ -253,7 +253,7 @@ def test_a_file_is_fetched_once(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "model" / "model.pt").read_text() == "weights"
 
 
-def test_files_are_copied_under_other_names(tmp_path) -> None:
+def test_files_are_copied_under_other_names(tmp_path):
     (tmp_path / "a").write_text("content")
     (tmp_path / "there").mkdir()
     copy_files(tmp_path, tmp_path / "there", {"a": "b"})

@@ -43,7 +43,7 @@ def make(tmp_path, make_context):
         ({}, None),
     ],
 )
-def test_stages_and_inputs(make, row, value) -> None:
+def test_stages_and_inputs(make, row, value):
     service = make()
     assert isinstance(service, ModelService)
     assert service.handle([row], None) == [{"seen": ["pre", value, "in"]}]
@@ -53,15 +53,15 @@ def test_stages_and_inputs(make, row, value) -> None:
 @pytest.mark.parametrize(
     "body", [b"no", b"[" * 100_000, b"9" * 5000, b"\xff", b"\0", b"open('x')", b"{[]: 1}", b"1e"]
 )
-def test_a_body_that_is_no_json_is_refused(make, body) -> None:
+def test_a_body_that_is_no_json_is_refused(make, body):
     with pytest.raises(PredictionException, match=r"not JSON\. : 400"):
         make().handle([{"body": body}], None)
 
 
-def test_other_types_stay_bytes(make) -> None:
+def test_other_types_stay_bytes(make):
     assert make("image/jpeg").handle([{"img": b"[1]"}], None) == [{"seen": ["pre", b"[1]", "in"]}]
 
 
-def test_a_missing_signature(make) -> None:
+def test_a_missing_signature(make):
     with pytest.raises(ValueError, match="Signature file is not found"):
         make(name="gone.json")

@@ -3,8 +3,6 @@
 import json
 import struct
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +39,7 @@ class AnyMetrics:
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Service]:
+def load(tmp_path, monkeypatch):
     """Load a handler with this source, as a program without a server does."""
     name = f"offline_{tmp_path.name}"
     monkeypatch.syspath_prepend(tmp_path)
@@ -49,7 +47,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Servi
     (tmp_path / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(MANIFEST))
     (tmp_path / "model.yaml").write_text("handler: {factor: 2}")
 
-    def loaded(source: str = HANDLER, **options: Any) -> Service:
+    def loaded(source=HANDLER, **options):
         (tmp_path / f"{name}.py").write_text(source)
         sys.modules.pop(name, None)
         loader = ModelLoaderFactory.get_model_loader()
@@ -66,7 +64,7 @@ def ask(service: Service, batch: Any = BATCH) -> Any:
 
 
 @pytest.mark.parametrize("options", [{}, {"metrics_cache": AnyMetrics()}, {"gpu_id": 0}])
-def test_a_handler_by_itself(load, options) -> None:
+def test_a_handler_by_itself(load, options):
     service = load(**options)
     assert ask(service) == [{"value": 6}, {"value": 8}]
     assert service.context.get_request_header(0, "X-Who") == "me"
@@ -76,7 +74,7 @@ def test_a_handler_by_itself(load, options) -> None:
     assert service.context.system_properties["gpu_id"] == options.get("gpu_id")
 
 
-def test_an_envelope_around_it(load) -> None:
+def test_an_envelope_around_it(load):
     body = {"instances": [{"value": 5}, {"value": 6}]}
     batch = [
         {"requestId": b"a", "parameters": [{"name": "body", "value": body, "contentType": ""}]}
@@ -85,12 +83,12 @@ def test_an_envelope_around_it(load) -> None:
     assert json.loads(answer) == {"predictions": [{"value": 10}, {"value": 12}]}
 
 
-def test_no_batch() -> None:
+def test_no_batch():
     with pytest.raises(ValueError, match="Received invalid inputs"):
         Service.retrieve_data_for_inference(None)
 
 
-def test_a_custom_loader(tmp_path) -> None:
+def test_a_custom_loader(tmp_path):
     class Mine(ModelLoader):
         def load(self, model_name, model_dir, handler, gpu_id=None, batch_size=None, *_, **__):
             return Service(model_name, model_dir, None, lambda data, _: data, gpu_id, batch_size)
@@ -131,7 +129,7 @@ class Reader:
             answers.append((id_, *head, headers, self.text()))
 
 
-def test_the_message_of_a_service(load) -> None:
+def test_the_message_of_a_service(load):
     code, text, answers = Reader(load().predict(BATCH)).message()
     assert (code, text) == (200, b"Prediction success")
     bodies = [json.loads(item[-1]) for item in answers]
@@ -161,13 +159,13 @@ def handle(data, context):
         ("return [object(), 1]", 503, b"Unsupported model output data type."),
     ],
 )
-def test_the_message_of_a_failure(load, what, code, text) -> None:
+def test_the_message_of_a_failure(load, what, code, text):
     message = Reader(load(failing(what)).predict(BATCH)).message()
     failures = [(id_, b"", code, b"", {}, b"error") for id_ in (b"a", b"b")]
     assert message == (code, text, failures)
 
 
-def test_exceptions_of_initialize_are_raised(load) -> None:
+def test_exceptions_of_initialize_are_raised(load):
     with pytest.raises(PredictionException, match="not today"):
         load(
             "from ts.service import PredictionException\n"

@@ -5,7 +5,7 @@ from ts.handler_utils.utils import create_predict_response
 from ts.handler_utils.utils import send_intermediate_predict_response as send_piece
 
 from marserve.backend.context import Context
-from marserve.backend.protocol import Input, Part, Piece, Predict, Reply
+from marserve.backend.protocol import Input, Part, Predict
 from marserve.backend.service import Service
 from marserve.handlers.torchserve_api.mock_context import MockContext
 from marserve.handlers.torchserve_api.predict_response import send_intermediate_predict_response
@@ -15,8 +15,8 @@ from marserve.handlers.torchserve_api.predict_response import send_intermediate_
 def run():
     """The pieces that a service sends of one request, and its reply."""
 
-    def run(entry_point) -> tuple[list[Piece], Reply]:
-        pieces: list[Piece] = []
+    def run(entry_point):
+        pieces = []
         service = Service(entry_point, Context("m", "/m", None, 1, None, "1"))
         reply = service.predict(
             Predict([Input("a", {}, [Part("body", "", bytearray(b"x"))])]), pieces.append
@@ -26,7 +26,7 @@ def run():
     return run
 
 
-def test_a_piece_sent_over_cl_socket_reaches_the_client(run) -> None:
+def test_a_piece_sent_over_cl_socket_reaches_the_client(run):
     def handle(data, context):
         message = create_predict_response(["one"], context.request_ids, "", 200, context, True)
         context.cl_socket.sendall(message)
@@ -39,7 +39,7 @@ def test_a_piece_sent_over_cl_socket_reaches_the_client(run) -> None:
     assert reply.predictions[0].headers == {"ts_stream_next": "false"}
 
 
-def test_other_ranks_send_nothing(run, monkeypatch) -> None:
+def test_other_ranks_send_nothing(run, monkeypatch):
     def handle(data, context):
         monkeypatch.setenv("LOCAL_RANK", "1")
         message = create_predict_response(["one"], context.request_ids, "", 200, context, True)
@@ -50,7 +50,7 @@ def test_other_ranks_send_nothing(run, monkeypatch) -> None:
     assert pieces == []
 
 
-def test_nothing_else_goes_over_cl_socket(run, caplog) -> None:
+def test_nothing_else_goes_over_cl_socket(run, caplog):
     def handle(data, context):
         context.cl_socket.sendall(b"bytes")
 
@@ -59,7 +59,7 @@ def test_nothing_else_goes_over_cl_socket(run, caplog) -> None:
     assert "only sends results of create_predict_response" in caplog.text
 
 
-def test_an_assigned_socket_is_kept() -> None:
+def test_an_assigned_socket_is_kept():
     context = Context("m", "/m", None, 1, None, "1")
     assert context.cl_socket is None
     context.cl_socket = "mine"
@@ -90,7 +90,7 @@ class _Batch:
         return None
 
 
-def test_a_piece_is_sent_over_the_socket_of_another_context() -> None:
+def test_a_piece_is_sent_over_the_socket_of_another_context():
     context = _Batch()
     send_piece(["one"], {0: "id-0"}, "Result", 200, context)
     assert context.sent == [
@@ -99,14 +99,14 @@ def test_a_piece_is_sent_over_the_socket_of_another_context() -> None:
     assert context.headers == {"ts_stream_next": "true"}
 
 
-def test_a_piece_is_sent_over_the_socket_that_a_test_has_set() -> None:
+def test_a_piece_is_sent_over_the_socket_that_a_test_has_set():
     context, batch = MockContext(), _Batch()
     context.cl_socket = batch
     send_piece(["one"], context.request_ids, "Result", 200, context)
     assert b"one" in batch.sent[0]
 
 
-def test_the_deprecated_function_sends_and_warns(make_context, begin_batch) -> None:
+def test_the_deprecated_function_sends_and_warns(make_context, begin_batch):
     context, sent = begin_batch(make_context(), {}), []
     context.on_intermediate = lambda *what: sent.append(what)
     with pytest.warns(PendingDeprecationWarning, match=r"ts\.handler_utils\.utils"):
@@ -114,7 +114,7 @@ def test_the_deprecated_function_sends_and_warns(make_context, begin_batch) -> N
     assert sent == [(["a"], {0: "id-0"}, "Result", 200)]
 
 
-def test_a_context_is_required() -> None:
+def test_a_context_is_required():
     with (
         pytest.warns(PendingDeprecationWarning),
         pytest.raises(ValueError, match="needs the context"),

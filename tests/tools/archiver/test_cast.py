@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,13 @@ class Numbers(BaseHandler):
 
 
 @pytest.fixture
-def author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def author(tmp_path, monkeypatch):
     """A directory with a model, its weights and a handler with a sample; the current one."""
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(MODEL)
     Path("numbers_handler.py").write_text(HANDLER)
     Path("config.yaml").write_text("batchSize: 4\npt2: {compile: {backend: eager}}\n")
-    names: dict[str, Any] = {}
+    names = {}
     exec(MODEL, names)
     torch.manual_seed(0)
     state = names["Net"]().state_dict()
@@ -60,8 +59,8 @@ def author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def pack(author: Path) -> Callable[..., int]:
-    def run(*words: str, weights: str = "net.pth", **flags: str) -> int:
+def pack(author):
+    def run(*words, weights="net.pth", **flags):
         named = {
             "model_name": "net",
             "version": "1.0",
@@ -96,7 +95,7 @@ def digests() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("weights", "precision"), [("net.pth", "bf16"), ("net.safetensors", "fp16")]
 )
-def test_weights_are_cast_and_the_originals_stay(pack, capsys, weights, precision) -> None:
+def test_weights_are_cast_and_the_originals_stay(pack, capsys, weights, precision):
     before = digests()
     assert pack("--precision", precision, weights=weights) == 0
     assert digests() == before
@@ -129,7 +128,7 @@ def answer() -> Any:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("weights", ["net.pth", "net.safetensors"])
-def test_it_answers_as_if_it_were_cast_while_it_loads(pack, weights) -> None:
+def test_it_answers_as_if_it_were_cast_while_it_loads(pack, weights):
     assert pack("--precision", "bf16", weights=weights) == 0
     packed = answer()
     Path("config.yaml").write_text("optimization: {precision: bf16}")
@@ -138,7 +137,7 @@ def test_it_answers_as_if_it_were_cast_while_it_loads(pack, weights) -> None:
 
 
 @pytest.mark.integration
-def test_options_that_need_fp32_find_it(pack) -> None:
+def test_options_that_need_fp32_find_it(pack):
     """Batch norms are folded, and accuracy is compared, in fp32."""
     options = "precision: bf16, check_accuracy: {max_relative_error: 0.05}"
     Path("config.yaml").write_text(f"optimization: {{{options}}}")
@@ -147,7 +146,7 @@ def test_options_that_need_fp32_find_it(pack) -> None:
 
 
 @pytest.mark.integration
-def test_without_a_configuration_there_is_one_afterwards(pack) -> None:
+def test_without_a_configuration_there_is_one_afterwards(pack):
     assert pack("--precision", "bf16", config_file="") == 0
     packed = unpacked()
     manifest = json.loads((packed / "MAR-INF" / "MANIFEST.json").read_text())
@@ -157,13 +156,13 @@ def test_without_a_configuration_there_is_one_afterwards(pack) -> None:
 
 
 @pytest.mark.integration
-def test_without_a_sample_nothing_is_compared(pack, capsys) -> None:
+def test_without_a_sample_nothing_is_compared(pack, capsys):
     assert pack("--precision", "bf16", handler="base_handler") == 0
     said = capsys.readouterr().out
     assert "was not measured: optimization.check_accuracy: there is no sample input" in said
 
 
-def test_a_handler_that_does_not_read_the_section_is_named(pack, capsys) -> None:
+def test_a_handler_that_does_not_read_the_section_is_named(pack, capsys):
     Path("own.py").write_text("def handle(data, context):\n    return data\n")
     assert pack("--precision", "bf16", handler="own.py") == 0
     assert "the handler does not read the section optimization" in capsys.readouterr().out
@@ -203,7 +202,7 @@ class Bomb:
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_what_cannot_be_cast_is_refused(pack, capsys, make, sentence) -> None:
+def test_what_cannot_be_cast_is_refused(pack, capsys, make, sentence):
     make()
     assert pack("--precision", "fp16") == 1
     assert sentence in capsys.readouterr().err
@@ -211,13 +210,13 @@ def test_what_cannot_be_cast_is_refused(pack, capsys, make, sentence) -> None:
     assert not Path("exploded").exists()
 
 
-def test_damaged_safetensors_are_refused(pack, capsys) -> None:
+def test_damaged_safetensors_are_refused(pack, capsys):
     Path("net.safetensors").write_bytes(b"nothing")
     assert pack("--precision", "bf16", weights="net.safetensors") == 1
     assert "net.safetensors cannot be cast" in capsys.readouterr().err
 
 
-def test_an_original_in_the_place_of_the_archive_is_not_replaced(pack, author, capsys) -> None:
+def test_an_original_in_the_place_of_the_archive_is_not_replaced(pack, author, capsys):
     (author / "store" / "net").mkdir(parents=True)
     original = Path("store/net/net.pth")
     original.write_bytes(Path("net.pth").read_bytes())
@@ -228,6 +227,6 @@ def test_an_original_in_the_place_of_the_archive_is_not_replaced(pack, author, c
     assert original.read_bytes() == before
 
 
-def test_code_that_was_saved_with_its_weights_is_refused(pack, capsys) -> None:
+def test_code_that_was_saved_with_its_weights_is_refused(pack, capsys):
     assert pack("--precision", "bf16", model_file="") == 1
     assert "--precision needs a state dict" in capsys.readouterr().err

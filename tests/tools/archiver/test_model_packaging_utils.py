@@ -22,7 +22,7 @@ from model_archiver import model_packaging_utils as utils
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("handler.py", "weights.pt", "extra.json"):
         (tmp_path / name).write_text(f"contents of {name}")
@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def arguments() -> argparse.Namespace:
+def arguments():
     """What projects write out of TorchServe's first years; newer options are not there."""
     return argparse.Namespace(
         model_file=None,
@@ -52,7 +52,7 @@ def read(archive: Path) -> dict[str, str]:
         return {name: file.read(name).decode() for name in file.namelist()}
 
 
-def test_a_manifest_and_then_the_archive(arguments) -> None:
+def test_a_manifest_and_then_the_archive(arguments):
     manifest = ModelExportUtils.generate_manifest_json(arguments)
     package_model(arguments, manifest=manifest)
 
@@ -74,13 +74,13 @@ def test_a_manifest_and_then_the_archive(arguments) -> None:
     )
 
 
-def test_a_manifest_of_ones_own_goes_in_as_it_is(arguments) -> None:
+def test_a_manifest_of_ones_own_goes_in_as_it_is(arguments):
     package_model(arguments, '{"mine": true}')
     assert read(Path("out/kitten.mar"))["MAR-INF/MANIFEST.json"] == '{"mine": true}'
 
 
 @pytest.mark.parametrize("archive_format", ["default", "zip-store", "tgz", "no-archive"])
-def test_a_folder_and_then_the_archive_of_it(archive_format) -> None:
+def test_a_folder_and_then_the_archive_of_it(archive_format):
     folder = ModelExportUtils.copy_artifacts(
         "kitten", "python", handler="handler.py", serialized_file="weights.pt"
     )
@@ -89,7 +89,7 @@ def test_a_folder_and_then_the_archive_of_it(archive_format) -> None:
     assert Path(ModelExportUtils.get_archive_export_path("out", "kitten", archive_format)).exists()
 
 
-def test_the_checks(arguments) -> None:
+def test_the_checks(arguments):
     ModelExportUtils.validate_inputs("kitten", "out")
     assert Path("out").is_dir()
     assert ModelExportUtils.check_mar_already_exists("kitten", None, False) == str(Path.cwd())
@@ -103,19 +103,19 @@ def test_the_checks(arguments) -> None:
         ModelExportUtils.validate_inputs("kitten", "handler.py")
 
 
-def test_without_arguments_the_command_line_is_read(monkeypatch) -> None:
+def test_without_arguments_the_command_line_is_read(monkeypatch):
     line = "archiver --model-name kitten --version 1 --handler handler.py --export-path out"
     monkeypatch.setattr(sys, "argv", line.split())
     generate_model_archive()
     assert "handler.py" in read(Path("out/kitten.mar"))
 
 
-def test_what_is_missing_is_told() -> None:
+def test_what_is_missing_is_told():
     with pytest.raises(TypeError, match="handler"):
         package_model(argparse.Namespace(model_name="kitten", version="1"), "{}")
 
 
-def test_a_manifest_in_parts() -> None:
+def test_a_manifest_in_parts():
     model = Model("m", "a/w.pt", "b/h.py", "c/m.py", "1.0", {"x": 1}, "d/r.txt", "e/c.yaml")
     assert json.loads(str(model)) == {
         "modelName": "m",
@@ -134,7 +134,7 @@ def test_a_manifest_in_parts() -> None:
         Manifest("cobol", model)
 
 
-def test_the_small_helpers() -> None:
+def test_the_small_helpers():
     assert ModelExportUtils.find_unique(["a.onnx", "b.json"], ".onnx") == "a.onnx"
     assert ModelExportUtils.find_unique(["a.onnx", "b.json"], ".pt") is None
     with pytest.raises(ModelArchiverError, match=r"Only one \.pt file"):
@@ -152,7 +152,7 @@ def test_the_small_helpers() -> None:
 
 
 @pytest.mark.parametrize("archive_format", ["default", "zip-store"])
-def test_packing_under_the_patch_of_torchserves_tests(arguments, archive_format) -> None:
+def test_packing_under_the_patch_of_torchserves_tests(arguments, archive_format):
     arguments.archive_format = archive_format
     with mock.patch(
         "model_archiver.model_packaging_utils.zipfile.ZipFile",
@@ -162,7 +162,7 @@ def test_packing_under_the_patch_of_torchserves_tests(arguments, archive_format)
     assert "handler.py" in read(Path("out/kitten.mar"))
 
 
-def test_the_module_has_the_names_that_tests_of_other_projects_patch() -> None:
+def test_the_module_has_the_names_that_tests_of_other_projects_patch():
     names = "BytesIO MANIFEST_FILE_NAME MAR_INF MODEL_ARCHIVE_VERSION MODEL_SERVER_VERSION Manifest"
     names += " Model ModelArchiverError ModelExportUtils Path archiving_options glob logging os re"
     for name in f"{names} model_handlers shutil tarfile tempfile zipfile".split():

@@ -25,7 +25,7 @@ from marserve.tools.archiver.workflow_archiver import (
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     """An author's directory, the current one, with a specification and a handler."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
@@ -42,9 +42,7 @@ def members() -> dict[str, str]:
         return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
-def test_an_archive_has_the_manifest_and_the_files_in_its_root(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_archive_has_the_manifest_and_the_files_in_its_root(capsys):
     assert main(ARGUMENTS) == 0
     told = f"Successfully exported workflow wf to {Path.cwd()}/wf.war\n"
     assert capsys.readouterr().out == told
@@ -60,7 +58,7 @@ def test_an_archive_has_the_manifest_and_the_files_in_its_root(
         assert {each.compress_type for each in archive.infolist()} == {zipfile.ZIP_DEFLATED}
 
 
-def test_the_server_reads_what_was_packed(here: Path) -> None:
+def test_the_server_reads_what_was_packed(here):
     main(ARGUMENTS)
     config = Config(model_store=here)
     opener = ArchiveOpener(config, here / "work", make_helpers(config))
@@ -72,13 +70,13 @@ def test_the_server_reads_what_was_packed(here: Path) -> None:
     assert contents.has_handler
 
 
-def test_the_handler_may_be_left_out() -> None:
+def test_the_handler_may_be_left_out():
     assert main(ARGUMENTS[:4]) == 0
     assert sorted(members()) == ["WAR-INF/MANIFEST.json", "spec.yaml"]
     assert "handler" not in json.loads(members()["WAR-INF/MANIFEST.json"])["workflow"]
 
 
-def test_extra_files_are_files_directories_and_wildcards(here: Path) -> None:
+def test_extra_files_are_files_directories_and_wildcards(here):
     (here / "more" / "deep").mkdir(parents=True)
     (here / "more" / "deep" / "a.txt").write_text("a")
     (here / "b.json").write_text("{}")
@@ -86,7 +84,7 @@ def test_extra_files_are_files_directories_and_wildcards(here: Path) -> None:
     assert {"deep/a.txt", "b.json"} < members().keys()
 
 
-def test_an_archive_that_exists_stays_unless_forced(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_that_exists_stays_unless_forced(capsys):
     main(ARGUMENTS)
     before = Path("wf.war").read_bytes()
     assert main(ARGUMENTS) == 1
@@ -107,16 +105,14 @@ def test_an_archive_that_exists_stays_unless_forced(capsys: pytest.CaptureFixtur
         (["--extra-files", "gone.txt"], "File does not exist: gone.txt"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(
-    change: list[str], sentence: str, capsys: pytest.CaptureFixture[str], here: Path
-) -> None:
+def test_what_is_wrong_is_told_in_a_sentence(change, sentence, capsys, here):
     before = sorted(here.iterdir())
     assert main([*ARGUMENTS, *change]) == 1
     assert capsys.readouterr().err.startswith(sentence)
     assert sorted(here.iterdir()) == before
 
 
-def test_programs_pack_with_torchserves_two_calls() -> None:
+def test_programs_pack_with_torchserves_two_calls():
     args = argparse.Namespace(
         workflow_name="wf",
         spec_file="in/spec.yaml",
@@ -131,7 +127,7 @@ def test_programs_pack_with_torchserves_two_calls() -> None:
         generate_workflow_archive(WorkflowArchiverConfig("wf", "in/spec.yaml"))
 
 
-def test_the_command_is_installed() -> None:
+def test_the_command_is_installed():
     command = Path(sys.executable).with_name("torch-workflow-archiver")
     subprocess.run([command, *ARGUMENTS], check=True, timeout=30)
     assert "spec.yaml" in members()

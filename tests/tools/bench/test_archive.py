@@ -3,7 +3,6 @@
 import json
 import shutil
 import zipfile
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,23 +29,23 @@ def write(path: Path, config: str | None) -> Path:
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Path:
+def archive(tmp_path):
     config = "batchSize: 4\noptimization: {channels_last: true, precision: fp32}\n"
     return write(tmp_path / "m.mar", config)
 
 
 @pytest.fixture
-def variants(archive: Path) -> Iterator[ArchiveVariants]:
+def variants(archive):
     with closing(ArchiveVariants(str(archive))) as made:
         yield made
 
 
-def test_without_a_precision_it_is_what_it_was(variants: ArchiveVariants, archive: Path) -> None:
+def test_without_a_precision_it_is_what_it_was(variants, archive):
     assert variants.url_for(None) == str(archive)
 
 
 @pytest.mark.parametrize("config", ["[", "- 1", "a: !!bool x", f"a: {'9' * 5000}", "[" * 10_000])
-def test_a_configuration_that_is_no_yaml(tmp_path: Path, config: str) -> None:
+def test_a_configuration_that_is_no_yaml(tmp_path, config):
     archive = write(tmp_path / "m.mar", config)
     with (
         closing(ArchiveVariants(str(archive))) as made,
@@ -55,7 +54,7 @@ def test_a_configuration_that_is_no_yaml(tmp_path: Path, config: str) -> None:
         made.url_for("bf16")
 
 
-def test_nothing_but_the_precision_changes(variants: ArchiveVariants) -> None:
+def test_nothing_but_the_precision_changes(variants):
     directory = Path(variants.url_for("bf16"))
     assert yaml.safe_load((directory / "my.yaml").read_text()) == {
         "batchSize": 4,
@@ -68,7 +67,7 @@ def test_nothing_but_the_precision_changes(variants: ArchiveVariants) -> None:
     }
 
 
-def test_each_precision_has_its_own(variants: ArchiveVariants) -> None:
+def test_each_precision_has_its_own(variants):
     urls = {item: variants.url_for(item) for item in ("fp32", "bf16", "fp16")}
     assert len(set(urls.values())) == 3
     assert variants.url_for("bf16") == urls["bf16"]
@@ -77,7 +76,7 @@ def test_each_precision_has_its_own(variants: ArchiveVariants) -> None:
         assert config["optimization"]["precision"] == precision
 
 
-def test_an_archive_without_configuration_gets_one(tmp_path: Path) -> None:
+def test_an_archive_without_configuration_gets_one(tmp_path):
     with closing(ArchiveVariants(write(tmp_path / "m.mar", None).as_uri())) as variants:
         directory = Path(variants.url_for("bf16"))
         manifest = json.loads((directory / "MAR-INF" / "MANIFEST.json").read_text())
@@ -85,7 +84,7 @@ def test_an_archive_without_configuration_gets_one(tmp_path: Path) -> None:
         assert config == {"optimization": {"precision": "bf16"}}
 
 
-def test_a_directory_stays_as_it_was(archive: Path, tmp_path: Path) -> None:
+def test_a_directory_stays_as_it_was(archive, tmp_path):
     plain = tmp_path / "plain"
     shutil.unpack_archive(archive, plain, "zip")
     before = {path: path.read_bytes() for path in plain.rglob("*") if path.is_file()}
@@ -97,7 +96,7 @@ def test_a_directory_stays_as_it_was(archive: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["m.mar", "https://example/m.mar", "file:///nowhere/m.mar"])
-def test_an_archive_that_is_not_here_is_told(url: str) -> None:
+def test_an_archive_that_is_not_here_is_told(url):
     with (
         closing(ArchiveVariants(url)) as variants,
         pytest.raises(BenchError, match="on this machine"),
@@ -105,7 +104,7 @@ def test_an_archive_that_is_not_here_is_told(url: str) -> None:
         variants.url_for("bf16")
 
 
-def test_an_archive_that_is_none_is_told(tmp_path: Path) -> None:
+def test_an_archive_that_is_none_is_told(tmp_path):
     (tmp_path / "m.mar").write_text("nonsense")
     with (
         closing(ArchiveVariants(str(tmp_path / "m.mar"))) as variants,
@@ -115,7 +114,7 @@ def test_an_archive_that_is_none_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", ["[", "- a\n- b\n"])
-def test_a_configuration_that_is_none_is_told(tmp_path: Path, config: str) -> None:
+def test_a_configuration_that_is_none_is_told(tmp_path, config):
     url = str(write(tmp_path / "m.mar", config))
     with (
         closing(ArchiveVariants(url)) as variants,

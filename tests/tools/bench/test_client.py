@@ -3,7 +3,6 @@
 import socket
 import threading
 import tracemalloc
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,7 +12,7 @@ from marserve.tools.bench.generator.destination import Destination
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def url():
     """Of somebody who takes connections."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -22,7 +21,7 @@ def url() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("key", "path"), [("sec\nret", "/"), ("secr\u20act", "/"), ("secret", "/a b"), ("secret", "/ä")]
 )
-def test_what_cannot_be_written_is_told_without_the_key(url: str, key: str, path: str) -> None:
+def test_what_cannot_be_written_is_told_without_the_key(url, key, path):
     client = Client(Destination(url), {"Authorization": f"Bearer {key}"})
     with pytest.raises(
         BenchError, match=r"cannot be written: .* a character that HTTP does not allow"
@@ -32,11 +31,11 @@ def test_what_cannot_be_written_is_told_without_the_key(url: str, key: str, path
     assert "sec" not in str(caught.value)
 
 
-def test_small_chunks_take_little_memory() -> None:
+def test_small_chunks_take_little_memory():
     count = 50_000
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
-    def answer() -> None:
+    def answer():
         with listener.accept()[0] as connection:
             connection.recv(65536)
             connection.sendall(head + b"2\r\nab\r\n" * count + b"0\r\n\r\n")

@@ -109,9 +109,7 @@ def bench(url: str, *load: str) -> int:
 
 @pytest.mark.parametrize("load", [("--clients", "2"), ("--rate", "50")])
 @pytest.mark.parametrize("misbehave", [hang, hang_behind_the_head, drip])
-def test_a_server_that_falls_silent_ends_the_run(
-    misbehave: Misbehaviour, load: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_falls_silent_ends_the_run(misbehave, load, capsys):
     began = time.monotonic()
     with serving(misbehave, "POST", ANSWERED) as url:
         assert bench(url, *load, "--requests", "100000") == 1
@@ -120,9 +118,7 @@ def test_a_server_that_falls_silent_ends_the_run(
 
 
 @pytest.mark.parametrize("misbehave", [flood, flood_head, close])
-def test_answers_without_an_end_are_errors(
-    misbehave: Misbehaviour, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_answers_without_an_end_are_errors(misbehave, capsys):
     began = time.monotonic()
     with serving(misbehave, "POST", ANSWERED) as url:
         assert bench(url, "--clients", "2", "--seconds", "1") == 1
@@ -132,9 +128,7 @@ def test_answers_without_an_end_are_errors(
 
 @pytest.mark.parametrize("misbehave", [hang, drip, close])
 @pytest.mark.parametrize("where", ["OPTIONS", "GET /models", "POST"])
-def test_a_server_that_does_not_answer_at_all(
-    where: str, misbehave: Misbehaviour, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_does_not_answer_at_all(where, misbehave, capsys):
     began = time.monotonic()
     with serving(misbehave, where) as url:
         settings = ("--batch-size", "2") if where.startswith("GET") else ()
@@ -143,8 +137,8 @@ def test_a_server_that_does_not_answer_at_all(
     assert "Nothing answers at" in capsys.readouterr().err
 
 
-def test_what_a_server_says_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse(connection: socket.socket) -> None:
+def test_what_a_server_says_cannot_control_the_terminal(capsys):
+    def refuse(connection):
         connection.sendall(whole(CONTROLS, 503))
 
     with serving(refuse, "POST") as url:

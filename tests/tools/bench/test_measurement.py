@@ -14,9 +14,7 @@ PERCENTS = st.one_of(
 
 
 @given(latencies=MILLISECONDS, percent=PERCENTS)
-def test_a_percentile_is_the_least_value_that_so_many_percent_kept_within(
-    latencies: list[float], percent: str
-) -> None:
+def test_a_percentile_is_the_least_value_that_so_many_percent_kept_within(latencies, percent):
     share, count = Fraction(percent) / 100, len(latencies)
     found = run(latencies_ms=latencies).percentile_ms(float(percent))
     within = sum(latency <= found for latency in latencies)
@@ -27,7 +25,7 @@ def test_a_percentile_is_the_least_value_that_so_many_percent_kept_within(
 
 
 @given(latencies=MILLISECONDS)
-def test_the_median_lies_between_those_that_statistics_knows(latencies: list[float]) -> None:
+def test_the_median_lies_between_those_that_statistics_knows(latencies):
     from statistics import median_high, median_low
 
     found = run(latencies_ms=latencies).percentile_ms(50)
@@ -35,11 +33,11 @@ def test_the_median_lies_between_those_that_statistics_knows(latencies: list[flo
 
 
 @pytest.mark.parametrize(("count", "percent", "rank"), [(1000, 99.9, 999), (10000, 99.99, 9999)])
-def test_a_decimal_percentile_is_not_a_rank_too_high(count: int, percent: float, rank: int) -> None:
+def test_a_decimal_percentile_is_not_a_rank_too_high(count, percent, rank):
     assert run(latencies_ms=range(1, count + 1)).percentile_ms(percent) == rank
 
 
-def test_without_answers_nothing_is_known() -> None:
+def test_without_answers_nothing_is_known():
     nothing = run(latencies_ms=[])
     assert math.isnan(nothing.percentile_ms(99))
     assert math.isnan(nothing.mean_ms)
@@ -47,14 +45,14 @@ def test_without_answers_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize(("allowed", "has_failed"), [(0.0, True), (0.19, True), (0.2, False)])
-def test_more_errors_than_are_allowed_fail_a_run(allowed: float, has_failed: bool) -> None:
+def test_more_errors_than_are_allowed_fail_a_run(allowed, has_failed):
     failure = run(errors={"503": 1}).failure(allowed)
     assert bool(failure) is has_failed
     assert not has_failed or "20.00% of the requests failed" in failure
     assert not has_failed or failure.endswith(": 503 (1).")
 
 
-def test_refusals_under_a_goal_are_no_failure_but_those_of_all_requests_are() -> None:
+def test_refusals_under_a_goal_are_no_failure_but_those_of_all_requests_are():
     assert run(goal_ms=50, refused=400).failure(0.0) == ""
     failure = run(latencies_ms=[], goal_ms=50, refused=4).failure(0.0)
     assert failure == "Not one request was answered with success: refused (4)."

@@ -99,11 +99,11 @@ def asking(*answers: tuple[str, int, Any], model: str = "m", version: str = "") 
         ({"code": 404}, "nginx"),
     ],
 )  # fmt: skip
-def test_who_it_is(document: Any, name: str) -> None:
+def test_who_it_is(document, name):
     assert asking(("OPTIONS /", 200, document)).identity() == name
 
 
-def test_a_model_of_torchserve() -> None:
+def test_a_model_of_torchserve():
     model = asking(("GET /models/m", 200, [TORCHSERVES])).describe()
     settings = {"batch_size": "4", "max_batch_delay": "50", "response_timeout": "30"}
     assert model.settings == model.chosen == settings
@@ -113,7 +113,7 @@ def test_a_model_of_torchserve() -> None:
     assert not model.is_live
 
 
-def test_a_model_of_marserve() -> None:
+def test_a_model_of_marserve():
     model = asking(("GET /models/m/2.0", 200, [OURS]), version="2.0").describe()
     chosen = {
         "batch_size": "auto",
@@ -144,11 +144,11 @@ def test_a_model_of_marserve() -> None:
         ({"decidedBy": {"isolateFailures": "catalog"}}, "has isolateFailures from its catalog"),
     ],
 )
-def test_what_a_registration_cannot_make(more: dict[str, Any], obstacle: str) -> None:
+def test_what_a_registration_cannot_make(more, obstacle):
     assert asking(("GET /models/m", 200, [{**OURS, **more}])).describe().obstacle == obstacle
 
 
-def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
+def test_a_model_that_is_not_served_is_told_with_those_that_are():
     listed = {"models": [{"modelName": "a"}, {"modelName": "b"}]}
     server = asking(("GET /models", 200, listed))
     assert server.find() is None
@@ -171,7 +171,7 @@ def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
         [{**TORCHSERVES, "jobQueueStatus": [1]}],
     ],
 )
-def test_another_kind_of_server_is_told(body: Any) -> None:
+def test_another_kind_of_server_is_told(body):
     with pytest.raises(BenchError, match="does not have TorchServe's management interface"):
         asking(("GET /models/m", 200, body)).describe()
 
@@ -187,36 +187,36 @@ def test_another_kind_of_server_is_told(body: Any) -> None:
         (500, {"code": 500, "message": "The handler failed."}, {}),
     ],
 )
-def test_what_the_handler_says_of_its_model(status: int, body: Any, text: dict[str, Any]) -> None:
+def test_what_the_handler_says_of_its_model(status, body, text):
     assert asking(("GET /models/m", status, body)).handler_metadata() == text
 
 
-def test_a_wrong_token_is_told_with_the_option() -> None:
+def test_a_wrong_token_is_told_with_the_option():
     refused = {"code": 400, "message": "Token Authorization failed. Token incorrect."}
     with pytest.raises(BenchError, match=r"400 Token .*--management-token or --key-file"):
         asking(("GET /models/m", 400, refused)).describe()
 
 
-def test_where_there_is_no_management_nothing_is_known() -> None:
+def test_where_there_is_no_management_nothing_is_known():
     assert asking().describe_if_possible() is None
     assert asking().batches() is None
 
 
-def test_what_the_server_refuses_is_told_in_its_words() -> None:
+def test_what_the_server_refuses_is_told_in_its_words():
     server = asking(("PUT /models/m", 400, {"message": "batch_size=0: 1 or more."}))
     with pytest.raises(BenchError, match=r"does not set batch_size=0: 400 batch_size=0: 1 or"):
         server.change(batch_size=0)
 
 
 @pytest.mark.parametrize(("version", "counted"), [("", (33.0, 11.0)), ("2.0", (8.0, 1.0))])
-def test_batches_of_this_model_are_counted(version: str, counted: tuple[float, float]) -> None:
+def test_batches_of_this_model_are_counted(version, counted):
     assert asking(("GET /metrics", 200, METRICS), version=version).batches() == counted
 
 
 @pytest.mark.parametrize(
     "answer", [(200, "# nothing\n"), (200, "<html>hi</html>"), (404, "not here")]
 )
-def test_a_server_that_counts_no_batches(answer: tuple[int, str]) -> None:
+def test_a_server_that_counts_no_batches(answer):
     assert asking(("GET /metrics", *answer)).batches() is None
 
 
@@ -230,5 +230,5 @@ def test_a_server_that_counts_no_batches(answer: tuple[int, str]) -> None:
         (b"x" * 500, "x" * 200 + "..."),
     ],
 )
-def test_what_an_answer_says(body: bytes, sentence: str) -> None:
+def test_what_an_answer_says(body, sentence):
     assert Answer(503, body, {}, 0).sentence == sentence

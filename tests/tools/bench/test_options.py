@@ -1,7 +1,6 @@
 """The command line of marserve bench: what it means, and which mistakes it tells."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from marserve.tools.bench.measurement import Point
 from marserve.tools.bench.options import read_options, without_secrets
 
 
-def test_by_default_eight_clients_for_ten_seconds() -> None:
+def test_by_default_eight_clients_for_ten_seconds():
     options = read_options(["m"])
     assert options.sweep.points() == [Point(clients=8)]
     assert (options.seconds, options.requests) == (10, None)
@@ -19,7 +18,7 @@ def test_by_default_eight_clients_for_ten_seconds() -> None:
     assert options.headers == {}
 
 
-def test_several_values_are_tried_with_each_other() -> None:
+def test_several_values_are_tried_with_each_other():
     options = read_options(["m", "--clients", "1, 8", "--rate", "50", "--batch-size", "4,8"])
     assert options.sweep.points() == [
         Point(clients=1, batch_size=4),
@@ -31,7 +30,7 @@ def test_several_values_are_tried_with_each_other() -> None:
     ]
 
 
-def test_what_costs_most_to_change_changes_least_often() -> None:
+def test_what_costs_most_to_change_changes_least_often():
     asked = ["--precision", "fp32,bf16", "--workers", "1,2", "--max-batch-delay", "0,5"]
     points = read_options(["m", *asked, "--torch-threads", "1"]).sweep.points()
     assert {point.torch_threads for point in points} == {1}
@@ -40,7 +39,7 @@ def test_what_costs_most_to_change_changes_least_often() -> None:
     assert [point.max_batch_delay_ms for point in points] == [0, 5] * 4
 
 
-def test_a_latency_goal_is_combined_with_the_policy_that_has_one() -> None:
+def test_a_latency_goal_is_combined_with_the_policy_that_has_one():
     asked = ["--batch-policy", "fixed,adaptive", "--max-latency-ms", "10,20"]
     points = read_options(["m", *asked]).sweep.points()
     assert [(point.batch_policy, point.max_latency_ms) for point in points] == [
@@ -50,7 +49,7 @@ def test_a_latency_goal_is_combined_with_the_policy_that_has_one() -> None:
     ]
 
 
-def test_the_server_decides_what_a_performance_hint_means() -> None:
+def test_the_server_decides_what_a_performance_hint_means():
     hints = ["--performance-hint", "latency,Throughput", "--performance-mode", "none"]
     assert [point.performance_hint for point in read_options(["m", *hints]).sweep.points()] == [
         "latency",
@@ -63,7 +62,7 @@ def test_the_server_decides_what_a_performance_hint_means() -> None:
     ]
 
 
-def test_lists_are_joined_when_an_option_is_given_again() -> None:
+def test_lists_are_joined_when_an_option_is_given_again():
     asked = ["--clients", "1,2", "--clients", "8", "--input", "a", "--input", "b"]
     options = read_options(["m", *asked])
     assert [point.clients for point in options.sweep.points()] == [1, 2, 8]
@@ -83,9 +82,7 @@ def test_lists_are_joined_when_an_option_is_given_again() -> None:
         ("outstanding_batches", [1, 2, 4], 0),
     ],
 )
-def test_settings_of_models_may_be_what_the_server_takes(
-    option: str, values: list[object], refused: object, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_of_models_may_be_what_the_server_takes(option, values, refused, capsys):
     (row,) = [row for row in REGISTERED if row.parameter == option]
     flag = f"--{option.replace('_', '-')}"
     assert getattr(read_options(["m", flag, ",".join(map(str, values))]), option) == values
@@ -96,7 +93,7 @@ def test_settings_of_models_may_be_what_the_server_takes(
     assert not row.kind.accepts(refused)
 
 
-def test_a_value_that_is_named_twice_is_tried_once() -> None:
+def test_a_value_that_is_named_twice_is_tried_once():
     assert read_options(["m", "--clients", "1,1"]).sweep.points() == [Point(clients=1)]
 
 
@@ -108,11 +105,11 @@ def test_a_value_that_is_named_twice_is_tried_once() -> None:
         (["m", "--path", "/v2/models/m/infer"], "/v2/models/m/infer"),
     ],
 )
-def test_where_it_posts(arguments: list[str], target: str) -> None:
+def test_where_it_posts(arguments, target):
     assert read_options(arguments).target == target
 
 
-def test_headers() -> None:
+def test_headers():
     asked = ["--header", "X-Priority: high", "--header", "Empty:", "--content-type", "image/png"]
     options = read_options(["m", *asked, "--token", "secret"])
     assert options.headers == {
@@ -124,7 +121,7 @@ def test_headers() -> None:
     assert options.management_headers == {}
 
 
-def test_keys_of_a_key_file(tmp_path: Path) -> None:
+def test_keys_of_a_key_file(tmp_path):
     file = tmp_path / "key_file.json"
     file.write_text(json.dumps({"inference": {"key": "i"}, "management": {"key": "m"}}))
     options = read_options(["m", "--key-file", str(file), "--management-token", "mine"])
@@ -133,7 +130,7 @@ def test_keys_of_a_key_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "nonsense", "{}", '{"inference": "x"}', "[]"])
-def test_a_key_file_that_is_none_is_told(tmp_path: Path, text: str | None) -> None:
+def test_a_key_file_that_is_none_is_told(tmp_path, text):
     file = tmp_path / "key_file.json"
     if text is not None:
         file.write_text(text)
@@ -180,14 +177,14 @@ def test_a_key_file_that_is_none_is_told(tmp_path: Path, text: str | None) -> No
         (["m", "--tune", "5", "--precision", "fp32,bf16"], "--tune is for one --precision"),
     ],
 )
-def test_mistakes(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(arguments, sentence, capsys):
     with pytest.raises(SystemExit) as exit_info:
         read_options(arguments)
     assert exit_info.value.code == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_reports_do_not_tell_secrets() -> None:
+def test_reports_do_not_tell_secrets():
     typed = ["m", "--token", "s1", "--management-token=s2", "--header", "Authorization: s3"]
     output = " ".join(without_secrets([*typed, "--clients", "1"]))
     assert output == "m --token ... --management-token=... --header ... --clients 1"

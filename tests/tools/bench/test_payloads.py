@@ -3,7 +3,6 @@
 import io
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -12,18 +11,18 @@ from marserve.tools.bench.payloads import Payload, generate_payload, read_payloa
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     for name in ("b.jpg", "a.json", "c", ".hidden"):
         (tmp_path / name).write_text(name)
     (tmp_path / "below").mkdir()
     return tmp_path
 
 
-def test_a_file(folder: Path) -> None:
+def test_a_file(folder):
     assert read_payloads(str(folder / "b.jpg")) == [Payload(b"b.jpg", "image/jpeg")]
 
 
-def test_the_files_of_a_directory_by_name(folder: Path) -> None:
+def test_the_files_of_a_directory_by_name(folder):
     assert read_payloads(str(folder)) == [
         Payload(b"a.json", "application/json"),
         Payload(b"b.jpg", "image/jpeg"),
@@ -31,26 +30,26 @@ def test_the_files_of_a_directory_by_name(folder: Path) -> None:
     ]
 
 
-def test_a_pattern(folder: Path) -> None:
+def test_a_pattern(folder):
     assert [read_payload.body for read_payload in read_payloads(str(folder / "?.j*"))] == [
         b"a.json",
         b"b.jpg",
     ]
 
 
-def test_a_file_whose_name_looks_like_a_pattern(folder: Path) -> None:
+def test_a_file_whose_name_looks_like_a_pattern(folder):
     (folder / "[1].txt").write_text("x")
     assert read_payloads(str(folder / "[1].txt")) == [Payload(b"x", "text/plain")]
 
 
 @pytest.mark.parametrize("name", ["missing.jpg", "*.png", "below", "missing/*.jpg"])
-def test_nothing_to_send_is_told(folder: Path, name: str) -> None:
+def test_nothing_to_send_is_told(folder, name):
     with pytest.raises(BenchError, match="There is nothing to send"):
         read_payloads(str(folder / name))
 
 
-def test_a_file_that_cannot_be_read_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, _flags: int) -> int:
+def test_a_file_that_cannot_be_read_is_told(folder, monkeypatch):
+    def refuse(path, _flags):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "open", refuse)  # root, who runs tests, may read everything
@@ -61,20 +60,20 @@ def test_a_file_that_cannot_be_read_is_told(folder: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("kind", "length"), [("bytes", 1024), ("bytes:5", 5), ("bytes:70000", 70000)]
 )
-def test_bytes(kind: str, length: int) -> None:
+def test_bytes(kind, length):
     payload = generate_payload(kind)
     assert len(payload.body) == length
     assert payload == generate_payload(kind)
 
 
-def test_text_and_json() -> None:
+def test_text_and_json():
     assert len(generate_payload("text:20").body.split()) == 20
     assert len(json.loads(generate_payload("json:3").body)["data"]) == 3
     (tensor,) = json.loads(generate_payload("tensor:3").body)["inputs"]
     assert tensor["shape"] == [1, len(tensor["data"])] == [1, 3]
 
 
-def test_an_image() -> None:
+def test_an_image():
     pillow = pytest.importorskip("PIL.Image")
     payload = generate_payload("image:64x48")
     image = pillow.open(io.BytesIO(payload.body))
@@ -96,6 +95,6 @@ def test_an_image() -> None:
         "json:1:2",
     ],
 )
-def test_kinds_that_do_not_exist_are_told(kind: str) -> None:
+def test_kinds_that_do_not_exist_are_told(kind):
     with pytest.raises(BenchError, match="generate"):
         generate_payload(kind)

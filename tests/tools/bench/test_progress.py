@@ -1,7 +1,6 @@
 """How far it is."""
 
 import sys
-from typing import Any
 
 import pytest
 from measurements import run
@@ -22,7 +21,7 @@ def tell(news: Progress) -> None:
     news.close()
 
 
-def test_a_line_per_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_per_run(capsys):
     tell(Lines(2))
     output = capsys.readouterr()
     assert output.out == ""
@@ -31,35 +30,35 @@ def test_a_line_per_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert second.startswith("2/2  ")
 
 
-def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_silence(capsys):
     tell(progress(2, is_wanted=False))
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_line_says_how_many_answers_were_in_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_says_how_many_answers_were_in_time(capsys):
     news = Lines(1)
     news.begin(POINT, Load(clients=4, seconds=2))
     news.end(run(latencies_ms=[10, 20, 60], goal_ms=50, refused=1))
     assert capsys.readouterr().err.endswith(": 1.5 answers/s, 50.0% in time, 1 refused\n")
 
 
-def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bar_without_a_terminal(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
     assert isinstance(progress(2, is_wanted=True), Lines)
 
 
-def test_no_bar_without_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bar_without_tqdm(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setitem(sys.modules, "tqdm", None)
     assert isinstance(progress(2, is_wanted=True), Lines)
 
 
 @pytest.mark.parametrize("load", [Load(clients=1, requests=50), Load(clients=1, seconds=9)])
-def test_a_bar_never_runs_over(load: Load) -> None:
+def test_a_bar_never_runs_over(load):
     tqdm = pytest.importorskip("tqdm").tqdm
-    bars: list[Any] = []
+    bars = []
 
-    def make(*arguments: Any, **options: Any) -> Any:
+    def make(*arguments, **options):
         bars.append(tqdm(*arguments, **options))
         return bars[-1]
 

@@ -50,14 +50,14 @@ def check(found: ModelSettings, point: Point) -> None:
 
 
 @pytest.mark.parametrize("point", [TORCHSERVE, ADAPTIVE, GREEDY, OWN_THREADS])
-def test_the_yaml_lines_are_what_the_server_reads(point: Point, tmp_path: Path) -> None:
+def test_the_yaml_lines_are_what_the_server_reads(point, tmp_path):
     file = tmp_path / "model-config.yaml"
     file.write_text("\n".join(recommended(point).yaml_lines()))
     check(settled(dict(read_model_yaml(file)), {}), point)
 
 
 @pytest.mark.parametrize("point", [TORCHSERVE, ADAPTIVE, GREEDY, OWN_THREADS])
-def test_the_line_of_config_properties_is_what_the_server_reads(point: Point) -> None:
+def test_the_line_of_config_properties_is_what_the_server_reads(point):
     key, _, text = recommended(point).properties_line("resnet 2.0").partition("=")
     assert key == "models"
     assert list(unread_model_settings(text)) == []
@@ -65,7 +65,7 @@ def test_the_line_of_config_properties_is_what_the_server_reads(point: Point) ->
 
 
 @pytest.mark.parametrize("point", [TORCHSERVE, ADAPTIVE, GREEDY, OWN_THREADS])
-def test_the_register_call_has_the_parameters_of_a_registration(point: Point) -> None:
+def test_the_register_call_has_the_parameters_of_a_registration(point):
     program, *_, url = shlex.split(recommended(point).register_call("resnet 2.0"))
     query = {name: value for name, (value,) in parse_qs(urlsplit(url).query).items()}
     assert program == "curl"
@@ -82,20 +82,18 @@ def test_the_register_call_has_the_parameters_of_a_registration(point: Point) ->
         ("unix:/run/my server/m", ["--unix-socket", "/run/my server/m", "http://localhost/models"]),
     ],
 )
-def test_the_register_call_goes_to_the_management_listener(
-    management_url: str, words: list[str]
-) -> None:
+def test_the_register_call_goes_to_the_management_listener(management_url, words):
     found = replace(recommended(GREEDY), management_url=management_url)
     *command, url = shlex.split(found.register_call("resnet"))
     assert [*command, url.partition("?")[0]] == ["curl", "-X", "POST", *words]
 
 
-def test_to_torchserve_nothing_is_said_that_it_does_not_know() -> None:
+def test_to_torchserve_nothing_is_said_that_it_does_not_know():
     lines = recommended(TORCHSERVE).yaml_lines()
     assert lines == ["minWorkers: 2", "maxWorkers: 2", "batchSize: 8", "maxBatchDelay: 5"]
 
 
-def test_a_precision_goes_where_the_handler_reads_it(tmp_path: Path) -> None:
+def test_a_precision_goes_where_the_handler_reads_it(tmp_path):
     found = recommended(Point(workers=1, batch_size=1, precision="bf16"))
     file = tmp_path / "model-config.yaml"
     file.write_text("\n".join(found.yaml_lines()))
@@ -103,7 +101,7 @@ def test_a_precision_goes_where_the_handler_reads_it(tmp_path: Path) -> None:
     assert "bf16" not in found.register_call("resnet") + found.properties_line("resnet")
 
 
-def test_the_text_has_evidence_lines_to_paste_and_what_was_rejected() -> None:
+def test_the_text_has_evidence_lines_to_paste_and_what_was_rejected():
     full = run(Point(clients=16, workers=1, batch_size=8), [40.0] * 100, seconds=0.5)
     opened = run(Point(rate=160, workers=1, batch_size=8), [30.0] * 80, seconds=0.5)
     worse = run(Point(clients=2, workers=1, batch_size=1), [20.0] * 50, seconds=0.5)
@@ -143,7 +141,7 @@ def test_the_text_has_evidence_lines_to_paste_and_what_was_rejected() -> None:
         (Point(rate=84), 40.0, ""),
     ],
 )
-def test_a_run_is_held_against_the_goal(point: Point, latency_ms: float, fault: str) -> None:
+def test_a_run_is_held_against_the_goal(point, latency_ms, fault):
     found = Trial.judged(run(point, [latency_ms] * 80, seconds=1), Goal(), 0.0)
     assert (found.fault, found.is_useless) == (fault, False)
 
@@ -151,12 +149,12 @@ def test_a_run_is_held_against_the_goal(point: Point, latency_ms: float, fault: 
 @pytest.mark.parametrize(
     ("percent", "latency_ms"), [(0, 50), (100, 50), (99, 0), (99, -1), (99, float("inf"))]
 )
-def test_a_goal_that_means_nothing_is_refused(percent: float, latency_ms: float) -> None:
+def test_a_goal_that_means_nothing_is_refused(percent, latency_ms):
     with pytest.raises(ValueError, match="goal is"):
         Goal(percent=percent, latency_ms=latency_ms)
 
 
-def test_a_name_with_quotes_stays_one_word_of_the_shell() -> None:
+def test_a_name_with_quotes_stays_one_word_of_the_shell():
     found = recommended(TORCHSERVE)
     assert len(shlex.split(found.register_call("a'$(reboot)'"))) == 4
     assert "a'" in json.loads(found.properties_line("a'").partition("=")[2])

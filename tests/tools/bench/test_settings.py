@@ -108,7 +108,7 @@ SWEEP = (
 
 
 @pytest.mark.parametrize("is_live", [True, False])
-def test_what_is_asked_for_is_served_and_what_was_before_after(is_live: bool) -> None:
+def test_what_is_asked_for_is_served_and_what_was_before_after(is_live):
     server = FakeServer(is_live=is_live)
     before = server.describe()
     with settings_of(server) as settings:
@@ -121,7 +121,7 @@ def test_what_is_asked_for_is_served_and_what_was_before_after(is_live: bool) ->
     assert server.describe() == before
 
 
-def test_a_live_server_is_never_left_without_the_model() -> None:
+def test_a_live_server_is_never_left_without_the_model():
     server = FakeServer()
     with settings_of(server) as settings:
         settings.set(Point(batch_size=8, workers=1))
@@ -137,7 +137,7 @@ def test_a_live_server_is_never_left_without_the_model() -> None:
         (Point(batch_size=2), "adaptive", "500"),
     ],
 )
-def test_a_goal_goes_with_the_policy_that_has_one(point: Point, policy: str, goal: str) -> None:
+def test_a_goal_goes_with_the_policy_that_has_one(point, policy, goal):
     server = FakeServer()
     server.change(batch_policy="adaptive", max_latency_ms="500")
     before = server.describe()
@@ -148,7 +148,7 @@ def test_a_goal_goes_with_the_policy_that_has_one(point: Point, policy: str, goa
     assert server.describe() == before
 
 
-def test_what_is_set_already_is_not_set_again() -> None:
+def test_what_is_set_already_is_not_set_again():
     server = FakeServer(is_live=False)
     with settings_of(server) as settings:
         settings.set(Point(batch_size=3, max_batch_delay_ms=7, workers=2))
@@ -162,7 +162,7 @@ def fail(settings: ServedSettings, point: Point, error: BaseException) -> None:
 
 @pytest.mark.parametrize("is_live", [True, False])
 @pytest.mark.parametrize("error", [BenchError("It broke."), KeyboardInterrupt(), ValueError("x")])
-def test_it_is_put_back_whatever_happens(is_live: bool, error: BaseException) -> None:
+def test_it_is_put_back_whatever_happens(is_live, error):
     server = FakeServer(is_live=is_live)
     before = server.describe()
     with pytest.raises(type(error)), settings_of(server) as settings:
@@ -170,7 +170,7 @@ def test_it_is_put_back_whatever_happens(is_live: bool, error: BaseException) ->
     assert server.describe() == before
 
 
-def test_a_model_that_was_lost_in_between_is_registered_again() -> None:
+def test_a_model_that_was_lost_in_between_is_registered_again():
     server = FakeServer(is_live=False)
     before = server.describe()
     with settings_of(server) as settings:
@@ -182,10 +182,8 @@ def test_a_model_that_was_lost_in_between_is_registered_again() -> None:
     assert server.describe() == before
 
 
-def test_that_it_could_not_be_put_back_is_told_with_what_went_wrong_before(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(_options: object, _command: str, _reports: object) -> int:
+def test_that_it_could_not_be_put_back_is_told_with_what_went_wrong_before(monkeypatch, capsys):
+    def run(_options, _command, _reports):
         server = FakeServer()
         with settings_of(server) as settings:
             settings.set(Point(batch_size=8))
@@ -201,7 +199,7 @@ def test_that_it_could_not_be_put_back_is_told_with_what_went_wrong_before(
     ]
 
 
-def test_a_model_that_cannot_be_registered_again_is_told_with_its_registration() -> None:
+def test_a_model_that_cannot_be_registered_again_is_told_with_its_registration():
     server = FakeServer(is_live=False)
     lost = (
         "The server does not register. m is not served any more: register it again, with POST "
@@ -213,7 +211,7 @@ def test_a_model_that_cannot_be_registered_again_is_told_with_its_registration()
     assert str(raised.value) == f"The original settings could not be restored: {lost}"
 
 
-def test_a_server_that_keeps_what_it_had_is_told() -> None:
+def test_a_server_that_keeps_what_it_had_is_told():
     server = FakeServer(is_live=False, stubborn={"batch_size": "3"})
     with (
         pytest.raises(BenchError, match="keeps batch_size=3 instead of 8"),
@@ -232,7 +230,7 @@ def test_a_server_that_keeps_what_it_had_is_told() -> None:
         (Point(torch_threads=1), "torch_threads"),
     ],
 )
-def test_what_only_marserve_knows_is_not_asked_of_others(point: Point, what: str) -> None:
+def test_what_only_marserve_knows_is_not_asked_of_others(point, what):
     server = FakeServer(is_live=False)
     with (
         pytest.raises(BenchError, match=f"does not support {what}"),
@@ -255,7 +253,7 @@ def unregistered() -> FakeServer:
     return server
 
 
-def test_a_model_is_there_for_the_run_only() -> None:
+def test_a_model_is_there_for_the_run_only():
     server = unregistered()
     with settings_of(server, archive_for=archive_for, register=True) as settings:
         settings.set(Point(workers=2))
@@ -264,7 +262,7 @@ def test_a_model_is_there_for_the_run_only() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BenchError("Nothing answers.")])
-def test_a_registration_that_nobody_waited_for_is_undone(error: BaseException) -> None:
+def test_a_registration_that_nobody_waited_for_is_undone(error):
     server = unregistered()
     server.interrupted = error
     with (
@@ -276,7 +274,7 @@ def test_a_registration_that_nobody_waited_for_is_undone(error: BaseException) -
     assert server.find() is None
 
 
-def test_a_model_that_is_served_already_stays() -> None:
+def test_a_model_that_is_served_already_stays():
     server = FakeServer()
     with (
         pytest.raises(BenchError, match="is already served"),
@@ -287,7 +285,7 @@ def test_a_model_that_is_served_already_stays() -> None:
     assert server.calls == []
 
 
-def test_a_precision_is_another_archive() -> None:
+def test_a_precision_is_another_archive():
     server = unregistered()
     seen = []
     with settings_of(server, archive_for=archive_for, register=True) as settings:
@@ -299,7 +297,7 @@ def test_a_precision_is_another_archive() -> None:
     assert server.find() is None
 
 
-def test_a_precision_needs_the_archive() -> None:
+def test_a_precision_needs_the_archive():
     with (
         pytest.raises(BenchError, match="--register"),
         settings_of(FakeServer()) as settings,
@@ -315,9 +313,7 @@ def test_a_precision_needs_the_archive() -> None:
         ({"optimization": {"precision": "fp32"}}, "its handler reports fp32:"),
     ],
 )
-def test_a_precision_that_the_handler_does_not_take_over_is_told(
-    metadata: dict[str, Any], output: str
-) -> None:
+def test_a_precision_that_the_handler_does_not_take_over_is_told(metadata, output):
     server = unregistered()
     server.metadata = metadata
     with (
@@ -328,7 +324,7 @@ def test_a_precision_that_the_handler_does_not_take_over_is_told(
     assert server.find() is None
 
 
-def test_who_says_nothing_computes_in_fp32() -> None:
+def test_who_says_nothing_computes_in_fp32():
     server = unregistered()
     server.metadata = {}
     with settings_of(server, archive_for=archive_for, register=True) as settings:
@@ -339,7 +335,7 @@ def test_who_says_nothing_computes_in_fp32() -> None:
 # -- what holds for the life of a worker -----------------------------------------------------------
 
 
-def test_what_only_a_registration_says_is_registered_and_put_back() -> None:
+def test_what_only_a_registration_says_is_registered_and_put_back():
     server = FakeServer()
     server.unregister("1.0")
     server.register("m.mar", initial_workers=1, compiled_batch_sizes="1,4")
@@ -355,7 +351,7 @@ def test_what_only_a_registration_says_is_registered_and_put_back() -> None:
     assert server.served == before
 
 
-def test_an_archive_that_keeps_its_threads_is_told() -> None:
+def test_an_archive_that_keeps_its_threads_is_told():
     server = FakeServer(stubborn={"torch_threads": "4"})
     with (
         pytest.raises(BenchError, match="keeps torch_threads=4 instead of 1"),

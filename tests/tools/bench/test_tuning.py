@@ -131,7 +131,7 @@ def reasons(found: Recommendation, **settings: object) -> list[str]:
     ]
 
 
-def test_threads_and_batches_outstanding_are_tried_where_they_are_named() -> None:
+def test_threads_and_batches_outstanding_are_tried_where_they_are_named():
     found = tuned(SimulatedServer(affine(5, 1)), torch_threads=(2, 1), outstanding_batches=(1, 2))
     assert chosen(found).torch_threads == 1
     tried = {
@@ -145,37 +145,37 @@ def test_threads_and_batches_outstanding_are_tried_where_they_are_named() -> Non
 # -- how much --------------------------------------------------------------------------------------
 
 
-def test_the_largest_size_of_which_two_batches_fit_into_the_goal_is_found() -> None:
+def test_the_largest_size_of_which_two_batches_fit_into_the_goal_is_found():
     """2 (4 + b) <= 50 up to 21; sizes go 12, 16, 24, and 12 has less than 95 % of 16's speed."""
     found = tuned(SimulatedServer(affine(4, 1)))
     assert chosen(found).batch_size == 16
     assert reasons(found, batch_size=24) == ["over the goal by 12%"]
 
 
-def test_a_larger_batch_that_gains_nothing_is_not_taken() -> None:
+def test_a_larger_batch_that_gains_nothing_is_not_taken():
     found = tuned(SimulatedServer(cnn), Goal(latency_ms=400))
     assert chosen(found).batch_size == 4
     assert reasons(found, batch_size=6) == ["no more throughput"]
 
 
-def test_the_search_ends_where_sizes_gain_nothing_twice() -> None:
+def test_the_search_ends_where_sizes_gain_nothing_twice():
     server = SimulatedServer(cnn)
     tuned(server, Goal(latency_ms=4000))
     assert {point.batch_size for point in server.points} == {1, 2, 3, 4, 6, 8}
 
 
-def test_workers_that_share_cores_are_not_taken() -> None:
+def test_workers_that_share_cores_are_not_taken():
     server = SimulatedServer(affine(4, 1), cores=2)
     found = tuned(server, max_workers=16)
     assert chosen(found).workers == 2
     assert {point.workers for point in server.points} == {1, 2, 3, 4}
 
 
-def test_every_core_gets_a_worker_where_that_pays() -> None:
+def test_every_core_gets_a_worker_where_that_pays():
     assert chosen(tuned(SimulatedServer(affine(4, 1), cores=6), max_workers=6)).workers == 6
 
 
-def test_a_size_that_only_fails_is_rejected_with_what_went_wrong() -> None:
+def test_a_size_that_only_fails_is_rejected_with_what_went_wrong():
     found = tuned(SimulatedServer(affine(4, 1), largest=8))
     assert chosen(found).batch_size == 8
     assert reasons(found, batch_size=12) == [
@@ -183,14 +183,14 @@ def test_a_size_that_only_fails_is_rejected_with_what_went_wrong() -> None:
     ]
 
 
-def test_no_more_clients_are_sent_than_the_queue_has_seats_for() -> None:
+def test_no_more_clients_are_sent_than_the_queue_has_seats_for():
     server = SimulatedServer(affine(40, 0.1))
     tune(Goal(latency_ms=500), Limits(queue_size=10), server.measure)
     waiting = {point.clients - (point.batch_size or 0) for point in server.points if point.clients}
     assert max(waiting) == 10
 
 
-def test_where_two_requests_are_too_slow_one_is_tried() -> None:
+def test_where_two_requests_are_too_slow_one_is_tried():
     """40 ms alone, 80 ms for who has to wait for another."""
     found = tuned(SimulatedServer(affine(0, 40)), Goal(latency_ms=79))
     full = Point(clients=1, workers=1, batch_size=1, max_batch_delay_ms=5)
@@ -201,20 +201,20 @@ def test_where_two_requests_are_too_slow_one_is_tried() -> None:
 # -- how to wait -----------------------------------------------------------------------------------
 
 
-def test_a_window_that_only_costs_is_the_shortest() -> None:
+def test_a_window_that_only_costs_is_the_shortest():
     found = tuned(SimulatedServer(affine(4, 1)))
     assert chosen(found).max_batch_delay_ms == 1
     assert reasons(found, max_batch_delay_ms=2, clients=None)[0].startswith("slower than")
 
 
-def test_of_a_server_with_fixed_windows_nothing_else_is_asked() -> None:
+def test_of_a_server_with_fixed_windows_nothing_else_is_asked():
     server = SimulatedServer(affine(4, 1))
     tuned(server, is_adaptive=False)
     assert {(point.batch_policy, point.max_latency_ms) for point in server.points} == {(None, None)}
     assert all((point.max_batch_delay_ms or 0) >= 1 for point in server.points)
 
 
-def test_marserve_is_asked_for_its_policies_and_adaptive_wins_a_tie() -> None:
+def test_marserve_is_asked_for_its_policies_and_adaptive_wins_a_tie():
     found = tuned(SimulatedServer(affine(4, 1)), is_adaptive=True)
     assert (chosen(found).batch_policy, chosen(found).max_latency_ms) == ("adaptive", 50)
     assert {trial.run.point.batch_policy for trial in found.trials} == {
@@ -225,7 +225,7 @@ def test_marserve_is_asked_for_its_policies_and_adaptive_wins_a_tie() -> None:
 
 
 @pytest.mark.parametrize(("refuses", "policy"), [(3, "greedy"), (1, "adaptive")])
-def test_an_adaptive_policy_that_refuses_too_much_is_not_taken(refuses: int, policy: str) -> None:
+def test_an_adaptive_policy_that_refuses_too_much_is_not_taken(refuses, policy):
     """p99 allows one request in a hundred to be late, or refused."""
     found = tuned(SimulatedServer(affine(4, 1), refuses=refuses), is_adaptive=True)
     assert chosen(found).batch_policy == policy
@@ -233,7 +233,7 @@ def test_an_adaptive_policy_that_refuses_too_much_is_not_taken(refuses: int, pol
         assert reasons(found, batch_policy="adaptive") == ["2.9% of the requests were refused"]
 
 
-def test_what_is_recommended_was_measured_at_full_load_and_confirmed_at_80_percent_of_it() -> None:
+def test_what_is_recommended_was_measured_at_full_load_and_confirmed_at_80_percent_of_it():
     found = tuned(SimulatedServer(affine(4, 1)), is_adaptive=True)
     assert found.choice is not None
     full, confirmed = found.choice.saturated, found.choice.confirmed
@@ -242,7 +242,7 @@ def test_what_is_recommended_was_measured_at_full_load_and_confirmed_at_80_perce
     assert found.trials[-1].run is confirmed
 
 
-def test_a_size_that_misses_the_goal_as_traffic_comes_gives_way_to_a_faster_one() -> None:
+def test_a_size_that_misses_the_goal_as_traffic_comes_gives_way_to_a_faster_one():
     """At 80 % of its load, 1.8 times 1.6 batches have to fit into the goal."""
     server = SimulatedServer(affine(4, 1), burst=1.6)
     found = tuned(server)
@@ -250,11 +250,11 @@ def test_a_size_that_misses_the_goal_as_traffic_comes_gives_way_to_a_faster_one(
     assert reasons(found, batch_size=16, clients=32) == ["misses the goal at 80% of its throughput"]
 
 
-def test_a_run_that_was_luck_is_not_recommended() -> None:
+def test_a_run_that_was_luck_is_not_recommended():
     server = SimulatedServer(affine(4, 1))
-    lucky: set[Point] = set()
+    lucky = set()
 
-    def measure(point: Point) -> Measurement:
+    def measure(point):
         """The first open loop of every point is fast, each later one is not."""
         found = server.measure(point)
         if point.rate is None:
@@ -270,11 +270,11 @@ def test_a_run_that_was_luck_is_not_recommended() -> None:
     assert "not confirmed by a second run" in reasons(found, clients=None, batch_size=16)
 
 
-def test_a_run_that_was_disturbed_is_measured_again() -> None:
+def test_a_run_that_was_disturbed_is_measured_again():
     server = SimulatedServer(affine(4, 1))
-    seen: set[Point] = set()
+    seen = set()
 
-    def measure(point: Point) -> Measurement:
+    def measure(point):
         """Something else was running while a point was measured for the first time."""
         found = server.measure(point)
         if point in seen or point.rate is not None:
@@ -289,7 +289,7 @@ def test_a_run_that_was_disturbed_is_measured_again() -> None:
 # -- what comes out --------------------------------------------------------------------------------
 
 
-def test_where_nothing_meets_the_goal_that_is_said_with_what_is_nearest() -> None:
+def test_where_nothing_meets_the_goal_that_is_said_with_what_is_nearest():
     server = SimulatedServer(affine(100, 10))
     found = tuned(server, max_workers=4)
     assert found.choice is None
@@ -303,7 +303,7 @@ def test_where_nothing_meets_the_goal_that_is_said_with_what_is_nearest() -> Non
     assert len(server.points) <= 12  # it does not take long to see that
 
 
-def test_where_everything_fails_no_speed_is_told() -> None:
+def test_where_everything_fails_no_speed_is_told():
     found = tuned(SimulatedServer(affine(4, 1), largest=0))
     assert found.verdict() == (
         "Nothing that was tried meets the goal of p99 within 50 ms. No run was without errors. "
@@ -312,7 +312,7 @@ def test_where_everything_fails_no_speed_is_told() -> None:
     assert "FAILED" in found.text()
 
 
-def test_every_other_trial_has_a_reason() -> None:
+def test_every_other_trial_has_a_reason():
     for server in (SimulatedServer(affine(4, 1), cores=2), SimulatedServer(cnn, burst=3)):
         found = tuned(server, max_workers=4, is_adaptive=True)
         assert found.rejected
@@ -322,12 +322,10 @@ def test_every_other_trial_has_a_reason() -> None:
 @pytest.mark.parametrize(
     ("error", "first"), [(BenchError("The key is wrong."), 1), (ServerUnreachable("Gone."), 3)]
 )
-def test_an_error_of_the_first_point_and_a_server_that_is_gone_end_the_search(
-    error: BenchError, first: int
-) -> None:
+def test_an_error_of_the_first_point_and_a_server_that_is_gone_end_the_search(error, first):
     server = SimulatedServer(affine(4, 1))
 
-    def measure(point: Point) -> Measurement:
+    def measure(point):
         found = server.measure(point)
         if len(server.points) >= first:
             raise error
@@ -338,10 +336,10 @@ def test_an_error_of_the_first_point_and_a_server_that_is_gone_end_the_search(
     assert len(server.points) == first
 
 
-def test_a_point_that_cannot_be_measured_is_rejected_with_the_error() -> None:
+def test_a_point_that_cannot_be_measured_is_rejected_with_the_error():
     server = SimulatedServer(affine(4, 1))
 
-    def measure(point: Point) -> Measurement:
+    def measure(point):
         if point.batch_size in (12, 16):
             raise BenchError("Only 0 of 1 workers are ready.")
         return server.measure(point)
@@ -351,7 +349,7 @@ def test_a_point_that_cannot_be_measured_is_rejected_with_the_error() -> None:
     assert reasons(found, batch_size=16) == ["Only 0 of 1 workers are ready."]
 
 
-def test_where_80_percent_of_the_load_is_too_much_half_of_it_is_tried() -> None:
+def test_where_80_percent_of_the_load_is_too_much_half_of_it_is_tried():
     """A batch of 24 ms takes 56 ms at 80 % of the load, 47 ms at half of it."""
     found = tuned(SimulatedServer(affine(24, 0.001), burst=1.3))
     assert found.choice is not None
@@ -361,7 +359,7 @@ def test_where_80_percent_of_the_load_is_too_much_half_of_it_is_tried() -> None:
     assert found.verdict().endswith("; at 80% of the full load the goal was missed.")
 
 
-def test_where_no_open_loop_meets_the_goal_the_closed_loop_is_recommended_as_unconfirmed() -> None:
+def test_where_no_open_loop_meets_the_goal_the_closed_loop_is_recommended_as_unconfirmed():
     found = tuned(SimulatedServer(affine(20, 0.1), burst=3), is_adaptive=True)
     assert found.choice is not None
     assert found.choice.confirmed is None
@@ -375,7 +373,7 @@ def test_where_no_open_loop_meets_the_goal_the_closed_loop_is_recommended_as_unc
 
 @given(seed=st.integers(0, 10_000))
 @example(seed=626)  # a size seemed a quarter faster than it is, and overloaded its open loops
-def test_noise_leads_to_nothing_that_misses_the_goal_or_wastes_the_machine(seed: int) -> None:
+def test_noise_leads_to_nothing_that_misses_the_goal_or_wastes_the_machine(seed):
     server = SimulatedServer(affine(4, 1), cores=2, noise=0.05, seed=seed)
     found = tuned(server, max_workers=2)
     assert found.choice is not None
@@ -401,14 +399,8 @@ def test_noise_leads_to_nothing_that_misses_the_goal_or_wastes_the_machine(seed:
     fixed=70, each=1, goal_ms=218, cores=3, max_workers=3, max_batch_size=80, is_adaptive=False
 )
 def test_whatever_a_model_costs_the_best_within_the_goal_is_nearly_reached(
-    fixed: float,
-    each: float,
-    goal_ms: float,
-    cores: int,
-    max_workers: int,
-    max_batch_size: int,
-    is_adaptive: bool,
-) -> None:
+    fixed, each, goal_ms, cores, max_workers, max_batch_size, is_adaptive
+):
     server = SimulatedServer(affine(fixed, each), cores=cores)
     goal = Goal(latency_ms=goal_ms)
     found = tuned(
@@ -442,5 +434,5 @@ def test_whatever_a_model_costs_the_best_within_the_goal_is_nearly_reached(
 @pytest.mark.parametrize(
     ("largest", "found"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (13, [1, 2, 3, 4, 6, 8, 12, 13])]
 )
-def test_sizes_are_powers_of_two_and_one_and_a_half_of_them(largest: int, found: list[int]) -> None:
+def test_sizes_are_powers_of_two_and_one_and_a_half_of_them(largest, found):
     assert sizes(largest) == found

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,7 @@ def findings(captured: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.integration
-def test_archives_are_loaded_and_what_they_say_is_told(
-    make_archive: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_archives_are_loaded_and_what_they_say_is_told(make_archive, tmp_path, capsys):
     make_archive(tmp_path, GOOD, "good")
     make_archive(tmp_path, RAISES, "raises")
     assert main(load(tmp_path)) == 1
@@ -43,21 +40,14 @@ def test_archives_are_loaded_and_what_they_say_is_told(
     assert "OSError: no weights here" in found["raises.mar"]["what"]
 
 
-def test_a_load_that_takes_too_long_is_ended(
-    make_archive: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_load_that_takes_too_long_is_ended(make_archive, tmp_path, capsys):
     make_archive(tmp_path, GOOD, "slow")
     assert main(load(tmp_path, "--load-timeout", "0.01")) == 1
     assert "took more than 0.01 s" in findings(capsys.readouterr().out)["slow.mar"]["what"]
 
 
 @pytest.mark.integration
-def test_what_a_handler_leaves_behind_is_ended(
-    make_archive: Callable[..., Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    wait_for: Callable[..., Any],
-) -> None:
+def test_what_a_handler_leaves_behind_is_ended(make_archive, tmp_path, capsys, wait_for):
     mark = tmp_path / "child"
     make_archive(tmp_path, LEAVES_A_CHILD.format(mark=str(mark)), "parent")
     assert main(load(tmp_path)) == 0

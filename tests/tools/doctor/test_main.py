@@ -10,7 +10,6 @@ import stat
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,10 @@ HANDLER = "def handle(data, context):\n    return data\n"
 
 
 @pytest.fixture
-def doctor(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def doctor(capsys):
     """Run it; the exit status and what it prints."""
 
-    def run(*arguments: object) -> tuple[int, str]:
+    def run(*arguments):
         status = main([str(each) for each in arguments])
         return status, "".join(capsys.readouterr())
 
@@ -39,10 +38,10 @@ def doctor(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def findings(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, Any]]]:
+def findings(capsys):
     """Run it; the findings but those that something stays as it is."""
 
-    def run(*arguments: object) -> list[dict[str, Any]]:
+    def run(*arguments):
         main([*map(str, arguments), "--json"])
         found = json.loads(capsys.readouterr().out)["findings"]
         return [each for each in found if each["level"] != "works"]
@@ -73,9 +72,7 @@ def archive(path: Path, handler: str, **files: str) -> Path:
 # -- what is printed -------------------------------------------------------------------------------
 
 
-def test_each_finding_says_what_it_is_what_to_do_and_where_to_read(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_each_finding_says_what_it_is_what_to_do_and_where_to_read(doctor, tmp_path):
     (tmp_path / "config.properties").write_text("inference_address=nowhere\n")
     status, printed = doctor(tmp_path)
     assert status == 1
@@ -88,9 +85,7 @@ def test_each_finding_says_what_it_is_what_to_do_and_where_to_read(
     ]
 
 
-def test_the_same_thing_at_many_places_is_told_once(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_the_same_thing_at_many_places_is_told_once(doctor, tmp_path):
     for name in "abcde":
         (tmp_path / f"{name}.properties").write_text("number_of_netty_threads=4\n")
     _, printed = doctor(tmp_path)
@@ -100,9 +95,7 @@ def test_the_same_thing_at_many_places_is_told_once(
     assert "d.properties:1, e.properties:1: Without" in printed
 
 
-def test_nothing_of_torchserves_is_told_with_another_exit_status(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_nothing_of_torchserves_is_told_with_another_exit_status(doctor, tmp_path):
     (tmp_path / "gradle.properties").write_text("org.gradle.jvmargs=-Xmx1g\n")
     (tmp_path / "app.py").write_text("import os\n")
     status, printed = doctor(tmp_path)
@@ -114,9 +107,7 @@ def test_nothing_of_torchserves_is_told_with_another_exit_status(
     assert (status, "does not exist" in printed) == (2, True)
 
 
-def test_strict_counts_what_differs_and_ignored_rules_do_not_count(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_strict_counts_what_differs_and_ignored_rules_do_not_count(doctor, tmp_path):
     (tmp_path / "config.properties").write_text("number_of_netty_threads=4\n")
     assert doctor(tmp_path)[0] == 0
     assert doctor(tmp_path, "--strict")[0] == 1
@@ -125,9 +116,7 @@ def test_strict_counts_what_differs_and_ignored_rules_do_not_count(
     assert "nothing to change (1 ignored)." in printed
 
 
-def test_the_members_of_the_json_document_stand_on_the_page(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_members_of_the_json_document_stand_on_the_page(capsys, tmp_path):
     (tmp_path / "config.properties").write_text("debug=true\n# nothing\njob_queue_size=5\n")
     assert main([str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -141,20 +130,20 @@ def map_levels() -> list[Any]:
     return [*type(next(iter(RULES.values())).level)]
 
 
-def test_every_option_is_on_the_page() -> None:
+def test_every_option_is_on_the_page():
     hidden = {"-h", "--help", "--insecure"}
     options = {o for action in build_parser()._actions for o in action.option_strings} - hidden
     assert {option for option in options if option not in PAGE} == set()
 
 
-def test_no_rule_is_without_a_check() -> None:
+def test_no_rule_is_without_a_check():
     package = ROOT / "tools" / "doctor"
     files = (path for path in package.rglob("*.py") if path.name != "rules.py")
     code = "".join(path.read_text(encoding="utf-8") for path in files)
     assert {rule for rule in RULES if f'"{rule}"' not in code} == set()
 
 
-def test_every_link_leads_to_a_heading() -> None:
+def test_every_link_leads_to_a_heading():
     code = (path.read_text("utf-8") for path in (ROOT / "tools" / "doctor").rglob("*.py"))
     written = re.findall(r'"((?:docs/|README)[\w/-]*\.md(?:#[\w-]+)?)"', "".join(code))
     for link in {*written, *(rule.link for rule in RULES.values())} - {""}:
@@ -168,9 +157,7 @@ def test_every_link_leads_to_a_heading() -> None:
 # -- configuration ---------------------------------------------------------------------------------
 
 
-def test_a_token_switch_anywhere_in_the_setup_counts(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_a_token_switch_anywhere_in_the_setup_counts(findings, tmp_path):
     config = tmp_path / "config.properties"
     config.write_text("inference_address=http://0.0.0.0:8080\n")
     assert rules(findings(tmp_path)) == ["tokens"]
@@ -183,9 +170,7 @@ def test_a_token_switch_anywhere_in_the_setup_counts(
     assert rules(findings(tmp_path)) == []
 
 
-def test_a_cpu_launcher_that_may_not_fit_the_machine(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_a_cpu_launcher_that_may_not_fit_the_machine(findings, tmp_path):
     config = tmp_path / "config.properties"
     config.write_text("cpu_launcher_enable=true\ncpu_launcher_args=--node_id 0\n")
     (found,) = findings(tmp_path)
@@ -193,9 +178,7 @@ def test_a_cpu_launcher_that_may_not_fit_the_machine(
     assert "run_cpu --node_id 0 --no_python hostname" in found["do"]
 
 
-def test_a_script_that_registers_where_that_is_off(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_a_script_that_registers_where_that_is_off(findings, tmp_path):
     config, script = tmp_path / "config.properties", tmp_path / "load.sh"
     script.write_text("# torchserve\ncurl -X POST 'http://torchserve:8081/models?url=m.mar'\n")
     config.write_text("management_address=http://127.0.0.1:8081\n")
@@ -206,9 +189,7 @@ def test_a_script_that_registers_where_that_is_off(
     assert rules(findings(tmp_path)) == ["tokens"]
 
 
-def test_configurations_in_config_maps_are_read_and_not_written(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_configurations_in_config_maps_are_read_and_not_written(findings, tmp_path):
     (tmp_path / "map.yaml").write_text(
         "apiVersion: v1\nkind: ConfigMap\ndata:\n  other.txt: x\n  config.properties: |\n"
         "    inference_address=http://0.0.0.0:8080\n    io_ratio=5\n    job_queue_size=many\n"
@@ -223,9 +204,7 @@ def test_configurations_in_config_maps_are_read_and_not_written(
     assert main([str(tmp_path), "--write", "--yes"]) == 1
 
 
-def test_files_that_a_configuration_names_are_read_with_it(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_files_that_a_configuration_names_are_read_with_it(findings, tmp_path):
     logs, metrics = tmp_path / "log4j2.xml", tmp_path / "metrics.yaml"
     logs.write_text(
         '<Configuration><Appenders><Kafka name="MODEL_LOG"/></Appenders></Configuration>'
@@ -247,9 +226,7 @@ APPENDERS = """<Configuration><Appenders>
 </Appenders><Loggers><Logger name="org.pytorch.serve"/></Loggers></Configuration>"""
 
 
-def test_parts_of_appenders_are_reported_in_a_log_file_of_any_name(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_parts_of_appenders_are_reported_in_a_log_file_of_any_name(findings, tmp_path):
     (tmp_path / "logging.xml").write_text(APPENDERS)
     (tmp_path / "pom.xml").write_text("<project>org.pytorch.serve</project>")
     assert [each["what"].split(" has no")[0] for each in findings(tmp_path)] == [
@@ -260,17 +237,13 @@ def test_parts_of_appenders_are_reported_in_a_log_file_of_any_name(
 
 
 @pytest.mark.parametrize("text", ["mlflow-torchserve==0.2.0", "MLflow_torchserve"])
-def test_a_plugin_that_brings_torchserve_along(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, text: str
-) -> None:
+def test_a_plugin_that_brings_torchserve_along(findings, tmp_path, text):
     (tmp_path / "requirements.txt").write_text(f"{text}\n")
     (found,) = findings(tmp_path)
     assert "--no-deps mlflow-torchserve" in found["do"]
 
 
-def test_services_of_a_repository_do_not_speak_for_each_other(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_services_of_a_repository_do_not_speak_for_each_other(findings, tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.properties").write_text("metrics_address=http://0.0.0.0:8082\n")
@@ -280,9 +253,7 @@ def test_services_of_a_repository_do_not_speak_for_each_other(
     ]
 
 
-def test_a_file_of_this_machine_is_checked_with_its_paths_and_store(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_a_file_of_this_machine_is_checked_with_its_paths_and_store(findings, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     archive(store / "good.mar", HANDLER)
@@ -300,16 +271,12 @@ def test_a_file_of_this_machine_is_checked_with_its_paths_and_store(
 
 
 @pytest.mark.parametrize("key", ["keystore_pass", "load_models", "cors_allowed_origin"])
-def test_a_key_that_is_right_is_not_told(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, key: str
-) -> None:
+def test_a_key_that_is_right_is_not_told(findings, tmp_path, key):
     (tmp_path / "config.properties").write_text(f"{key}=all\n")
     assert findings(tmp_path) == []
 
 
-def test_files_that_cannot_be_read_end_nothing(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_files_that_cannot_be_read_end_nothing(findings, tmp_path):
     (tmp_path / "config.properties").write_bytes(b"model_store=\\u12\n\xff\xfe\0")
     (tmp_path / "other.properties").write_text("models={]\nmodel_snapshot=[\njob_queue_size=1")
     (tmp_path / "broken.mar").write_bytes(b"no zip")
@@ -336,9 +303,7 @@ def test_files_that_cannot_be_read_end_nothing(
 # -- archives and handlers -------------------------------------------------------------------------
 
 
-def test_a_good_archive_has_no_findings(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_a_good_archive_has_no_findings(findings, tmp_path):
     handler = """
 import json
 import numpy
@@ -372,16 +337,12 @@ class Handler(BaseHandler):
         ("import torchtext\ndef handle(d, c): ...", "old"),
     ],
 )
-def test_a_handler_that_cannot_be_served(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, handler: str, rule: str
-) -> None:
+def test_a_handler_that_cannot_be_served(findings, tmp_path, handler, rule):
     archive(tmp_path / "m.mar", handler)
     assert rules(findings(tmp_path / "m.mar")) == [f"handler-{rule}"]
 
 
-def test_requirements_satisfy_imports_under_their_own_names(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_requirements_satisfy_imports_under_their_own_names(findings, tmp_path):
     handler = "import cv2\nimport no_such_thing\ndef handle(d, c): ...\n"
     required = "opencv-python-headless>=4\nno.such_thing==1\n"
     archive(tmp_path / "m.mar", handler, requirements__txt=required)
@@ -389,18 +350,14 @@ def test_requirements_satisfy_imports_under_their_own_names(
 
 
 @pytest.mark.parametrize("member", ["../outside.py", "/etc/passwd", "a/../../b"])
-def test_an_archive_that_the_server_refuses_is_refused(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, member: str
-) -> None:
+def test_an_archive_that_the_server_refuses_is_refused(findings, tmp_path, member):
     path = archive(tmp_path / "m.mar", HANDLER)
     with zipfile.ZipFile(path, "a") as packed:
         packed.writestr(member, "")
     assert rules(findings(path)) == ["archive-unusable"]
 
 
-def test_an_archive_without_a_manifest_needs_a_default_handler(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_an_archive_without_a_manifest_needs_a_default_handler(findings, tmp_path):
     with zipfile.ZipFile(tmp_path / "m.mar", "w") as packed:
         packed.writestr("service.py", HANDLER)
     assert rules(findings(tmp_path)) == ["archive-unusable"]
@@ -408,9 +365,7 @@ def test_an_archive_without_a_manifest_needs_a_default_handler(
     assert rules(findings(tmp_path)) == []
 
 
-def test_a_tar_is_read_without_its_first_folder(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_a_tar_is_read_without_its_first_folder(findings, tmp_path):
     manifest = json.loads(json.dumps(MANIFEST))
     manifest["model"] |= {"handler": "h.py", "serializedFile": "w.pt"}
     files = {"MAR-INF/MANIFEST.json": json.dumps(manifest), "h.py": HANDLER, "w.pt": "0"}
@@ -422,9 +377,7 @@ def test_a_tar_is_read_without_its_first_folder(
     assert findings(tmp_path) == []
 
 
-def test_plugins_in_java_cannot_be_loaded(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_plugins_in_java_cannot_be_loaded(findings, tmp_path):
     services = {"ours": "org.pytorch.serve.servingsdk.ModelServerEndpoint", "other": "java.sql.X"}
     for name, service in services.items():
         with zipfile.ZipFile(tmp_path / f"{name}.jar", "w") as jar:
@@ -453,16 +406,12 @@ def test_plugins_in_java_cannot_be_loaded(
         ("# as in https://github.com/pytorch/serve", []),
     ],
 )
-def test_commands_in_scripts(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, line: str, found: list[str]
-) -> None:
+def test_commands_in_scripts(findings, tmp_path, line, found):
     (tmp_path / "start.sh").write_text(f"#!/bin/bash\n{line}\n")
     assert rules(findings(tmp_path)) == found
 
 
-def test_files_of_others_are_passed_over(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_files_of_others_are_passed_over(findings, tmp_path):
     (tmp_path / "config.properties").write_text("job_queue_size=7\n")
     (tmp_path / "log4j.properties").write_text("log4j.rootLogger=debug\nlog4j.logger.x=INFO, y\n")
     others = tmp_path / "others"
@@ -479,9 +428,7 @@ def test_files_of_others_are_passed_over(
     assert rules(findings(others / "data.tar.gz")) == ["archive-unusable"]
 
 
-def test_what_a_gpu_model_could_gain(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_what_a_gpu_model_could_gain(findings, tmp_path):
     handler = "from ts.torch_handler.base_handler import BaseHandler\nclass H(BaseHandler): ...\n"
     settings = "deviceType: gpu\nminWorkers: 2\nmaxWorkers: 2\n"
     path = archive(tmp_path / "m.mar", handler, **{"model-config__yaml": settings, "net__py": ""})
@@ -502,9 +449,7 @@ def test_what_a_gpu_model_could_gain(
 # -- --write ---------------------------------------------------------------------------------------
 
 
-def test_files_are_written_with_a_backup_and_then_there_is_nothing_to_mend(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_files_are_written_with_a_backup_and_then_there_is_nothing_to_mend(doctor, tmp_path):
     config = tmp_path / "config.properties"
     before = "# ours\nenable_model_api=truejob_queue_size=7\nio_ratio=50\n"
     config.write_text(before)
@@ -545,18 +490,14 @@ def test_files_are_written_with_a_backup_and_then_there_is_nothing_to_mend(
         ("# once it was pytorch/torchserve:0.1", None),
     ],
 )
-def test_images_in_scripts(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path, line: str, written: str | None
-) -> None:
+def test_images_in_scripts(doctor, tmp_path, line, written):
     script = tmp_path / "run.sh"
     script.write_text(f"# torchserve\n{line}\n")
     doctor(script, "--write", "--yes")
     assert script.read_text() == f"# torchserve\n{written or line}\n"
 
 
-def test_lines_that_mean_more_than_they_seem_are_left_alone(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_lines_that_mean_more_than_they_seem_are_left_alone(doctor, tmp_path):
     config = tmp_path / "config.properties"
     text = (
         "cors_allowed_origin=a\x0cb\u2028c\r\nio_ratio=\\\r\n  5\r\n"
@@ -568,7 +509,7 @@ def test_lines_that_mean_more_than_they_seem_are_left_alone(
     assert config.read_bytes().decode() == text.replace("use_native_io=true\r\n", "")
 
 
-def test_at_a_terminal_it_asks(tmp_path: Path) -> None:
+def test_at_a_terminal_it_asks(tmp_path):
     config = tmp_path / "config.properties"
     config.write_text("io_ratio=1\njob_queue_size=1\n")
     command = [sys.executable, "-m", "marserve", "doctor", str(config), "--write"]
@@ -582,9 +523,7 @@ def test_at_a_terminal_it_asks(tmp_path: Path) -> None:
     assert config.read_text() == "job_queue_size=1\n"
 
 
-def test_a_backup_never_replaces_an_older_one(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_a_backup_never_replaces_an_older_one(doctor, tmp_path):
     config = tmp_path / "config.properties"
     for text in ("io_ratio=1\njob_queue_size=1\n", "io_ratio=2\njob_queue_size=2\n"):
         config.write_text(text)
@@ -593,9 +532,7 @@ def test_a_backup_never_replaces_an_older_one(
     assert names == ["config.properties", "config.properties.orig", "config.properties.orig.1"]
 
 
-def test_without_a_terminal_nothing_is_written_unasked(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_nothing_is_written_unasked(doctor, tmp_path, monkeypatch):
     (tmp_path / "config.properties").write_text("io_ratio=1\n")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     status, printed = doctor(tmp_path, "--write")
@@ -605,9 +542,7 @@ def test_without_a_terminal_nothing_is_written_unasked(
     assert [path.name for path in tmp_path.iterdir()] == ["config.properties"]
 
 
-def test_a_file_that_cannot_be_written_stays_whole(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_written_stays_whole(doctor, tmp_path):
     config = tmp_path / "config.properties"
     config.write_text("io_ratio=1\n")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -620,13 +555,11 @@ def test_a_file_that_cannot_be_written_stays_whole(
     assert config.read_text() == "io_ratio=1\n"
 
 
-def test_a_file_that_changed_behind_the_diff_is_not_written(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changed_behind_the_diff_is_not_written(doctor, tmp_path, monkeypatch):
     config = tmp_path / "config.properties"
     config.write_text("io_ratio=1\n")
 
-    def edit_and_agree(_: str) -> str:
+    def edit_and_agree(_):
         config.write_text("io_ratio=2\n")
         return "y"
 
@@ -638,9 +571,7 @@ def test_a_file_that_changed_behind_the_diff_is_not_written(
     assert [*tmp_path.iterdir()] == [config]
 
 
-def test_a_file_with_two_names_is_written_once_and_stays_one(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_a_file_with_two_names_is_written_once_and_stays_one(doctor, tmp_path):
     config, link = tmp_path / "config.properties", tmp_path / "config2.properties"
     config.write_text("io_ratio=1\nmodel_store=x\n")
     link.symlink_to(config.name)
@@ -651,9 +582,7 @@ def test_a_file_with_two_names_is_written_once_and_stays_one(
 
 
 @pytest.mark.parametrize("before", [b"\xef\xbb\xbf", "# \u00e9\n".encode("latin-1")])
-def test_a_file_keeps_its_encoding(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path, before: bytes
-) -> None:
+def test_a_file_keeps_its_encoding(doctor, tmp_path, before):
     config = tmp_path / "config.properties"
     config.write_bytes(before + b"io_ratio=1\nmodel_store=x\n")
     assert doctor(config, "--write", "--yes")[0] == 0
@@ -670,9 +599,7 @@ def test_a_file_keeps_its_encoding(
         ("curl -f localhost:8080/ready", ""),
     ],
 )
-def test_what_probes_ask(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, command: str, what: str
-) -> None:
+def test_what_probes_ask(findings, tmp_path, command, what):
     (tmp_path / "Dockerfile").write_text(f"FROM x\nHEALTHCHECK --retries=3 CMD {command}\n")
     probe = json.dumps({"exec": {"command": ["sh", "-c", command]}})
     (tmp_path / "pod.yaml").write_text(
@@ -694,13 +621,7 @@ def test_what_probes_ask(
         ("until curl -sf localhost:8080/ready; do sleep 1; done", "0.0.0.0", False),
     ],
 )
-def test_a_loop_that_waits_for_a_path_with_a_token(
-    findings: Callable[..., list[dict[str, Any]]],
-    tmp_path: Path,
-    line: str,
-    address: str,
-    is_told: bool,
-) -> None:
+def test_a_loop_that_waits_for_a_path_with_a_token(findings, tmp_path, line, address, is_told):
     (tmp_path / "config.properties").write_text(f"inference_address=http://{address}:8080\n")
     (tmp_path / "wait.sh").write_text(f"#!/bin/sh\n{line}\n")
     told = [each["line"] for each in findings(tmp_path) if each["rule"] == "probe"]
@@ -717,9 +638,7 @@ def test_a_loop_that_waits_for_a_path_with_a_token(
         ("torchserve --stop  # and no pkill java", False),
     ],
 )
-def test_scripts_that_look_for_java(
-    findings: Callable[..., list[dict[str, Any]]], tmp_path: Path, line: str, is_told: bool
-) -> None:
+def test_scripts_that_look_for_java(findings, tmp_path, line, is_told):
     (tmp_path / "stop.sh").write_text(f"#!/bin/sh\n# torchserve\n{line}\n")
     told = [each for each in findings(tmp_path) if each["rule"] == "java-process"]
     assert [each["line"] for each in told] == ([3] if is_told else [])
@@ -729,9 +648,7 @@ def test_scripts_that_look_for_java(
     "line",
     ["log_config=log4j2.xml", "vmargs=-Xmx1g -Dlog4j.configurationFile=file:///l/log4j2.xml"],
 )
-def test_a_configuration_may_name_the_logs_of_a_container(
-    doctor: Callable[..., tuple[int, str]], tmp_path: Path, line: str
-) -> None:
+def test_a_configuration_may_name_the_logs_of_a_container(doctor, tmp_path, line):
     (tmp_path / "Dockerfile").write_text(
         'FROM pytorch/torchserve\nCMD ["torchserve", "--start", "--foreground"]\n'
     )

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,9 +18,7 @@ TOKEN = "Token Authorization failed. Token either incorrect, expired, or not pro
 
 
 @pytest.mark.integration
-def test_a_server_of_ours(
-    start_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_of_ours(start_server, capsys):
     switches = {"enable_model_api": "true", "disable_token_authorization": "false"}
     with start_server(**switches) as server:
         key_file = server.directory / "key_file.json"
@@ -93,7 +91,7 @@ def torchserve(models: dict[str, dict[str, Any]], metrics: str = "") -> Iterator
         server.server_close()
 
 
-def test_a_torchserve(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_torchserve(capsys):
     ready = [{"status": "READY"}] * 3
     models = {
         "a": {"batchSize": 1, "minWorkers": 3, "workers": ready},
@@ -130,9 +128,7 @@ def test_a_torchserve(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("count", "waited"), [("Inf", "Inf"), ("100", "Inf"), ("Inf", "100")])
-def test_metrics_without_an_average(
-    count: str, waited: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_without_an_average(count, waited, capsys):
     metrics = (
         f'ts_inference_requests_total{{model_name="b"}} {count}\n'
         'ts_inference_latency_microseconds{model_name="b"} 100\n'
@@ -144,6 +140,6 @@ def test_metrics_without_an_average(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "http://localhost:0"])
-def test_nobody_answers(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_answers(url, capsys):
     assert main(["--url", url]) == 2
     assert capsys.readouterr().err.startswith("marserve doctor: ")

@@ -115,7 +115,7 @@ EXPECTED: dict[str, tuple[int, set[str]]] = {
 
 
 @pytest.mark.parametrize("setup", EXPECTED)
-def test_a_setup(setup: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setup(setup, capsys):
     status, expected = EXPECTED[setup]
     assert main([str(SETUPS / setup), "--json"]) == status
     document = json.loads(capsys.readouterr().out)
@@ -131,9 +131,7 @@ COROUTINES = {
 
 
 @pytest.mark.parametrize("source", COROUTINES.values(), ids=COROUTINES)
-def test_a_coroutine_needs_asynchronous_communication(
-    source: str, tmp_path: Path, make_archive: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_coroutine_needs_asynchronous_communication(source, tmp_path, make_archive, capsys):
     make_archive(tmp_path, source, "without", "batchSize: 1\n")
     make_archive(tmp_path, source, "bare")
     make_archive(tmp_path, source, "with", "asyncCommunication: true\n")
@@ -144,9 +142,7 @@ def test_a_coroutine_needs_asynchronous_communication(
     assert refused == {"without.mar", "bare.mar", "engine.mar"}
 
 
-def test_a_section_that_the_handler_does_not_read_is_told(
-    tmp_path: Path, make_archive: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_section_that_the_handler_does_not_read_is_told(tmp_path, make_archive, capsys):
     source = "def handle(data, context):\n    return data\n"
     make_archive(tmp_path, source, "own", "batchSize: 1\noptimization: {precision: bf16}\n")
     assert main([str(tmp_path), "--json"]) == 0
@@ -155,7 +151,7 @@ def test_a_section_that_the_handler_does_not_read_is_told(
     assert (told["line"], told["what"].startswith("optimization is applied by Base")) == (2, True)
 
 
-def test_our_own_deployments_have_nothing_to_mend(capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_own_deployments_have_nothing_to_mend(capsys):
     deploy = Path(__file__).parents[3] / "deploy"
     # Some are for people who come from an image or a package of others.
     assert main([str(deploy), "--json", "--ignore", "image", "--ignore", "package"]) == 0
@@ -163,7 +159,7 @@ def test_our_own_deployments_have_nothing_to_mend(capsys: pytest.CaptureFixture[
     assert {place_of(each) for each in found if each["level"] != "works"} == set()
 
 
-def test_every_setup_is_looked_at() -> None:
+def test_every_setup_is_looked_at():
     assert {path.name for path in SETUPS.iterdir()} == EXPECTED.keys()
 
 

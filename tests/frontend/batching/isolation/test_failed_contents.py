@@ -1,11 +1,10 @@
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
 
+import fakes
 import pytest
 from cpu_time import least_cpu_seconds
 
-from marserve.backend.protocol import Buffer, Input, Part
+from marserve.backend.protocol import Input, Part
 from marserve.frontend.batching.isolation import failed_contents
 from marserve.frontend.batching.isolation.failed_contents import FailedContents
 from marserve.frontend.batching.jobs import Group, Job
@@ -14,17 +13,17 @@ MakeJob = Callable[..., Job]
 
 
 @pytest.fixture
-def job_of(fakes: ModuleType, loop: Any) -> MakeJob:
+def job_of(loop):
     """A job with this body, or these parts."""
 
-    def make(body: Buffer = b"body", *parts: Part, group: Group = Group.PREDICT) -> Job:
+    def make(body=b"body", *parts, group=Group.PREDICT):
         input_ = Input("id", {}, [*parts] or [Part("body", "", body)])
         return fakes.AwaitedJob(input_, 0.0, loop.create_future(), group)  # type: ignore[no-any-return]
 
     return make
 
 
-def test_the_same_content_is_known_again_whatever_holds_it(job_of: MakeJob) -> None:
+def test_the_same_content_is_known_again_whatever_holds_it(job_of):
     contents = FailedContents()
     assert not contents
     contents.add(job_of(b"bad"))
@@ -33,7 +32,7 @@ def test_the_same_content_is_known_again_whatever_holds_it(job_of: MakeJob) -> N
         assert job_of(body) in contents
 
 
-def test_other_contents_are_not(job_of: MakeJob) -> None:
+def test_other_contents_are_not(job_of):
     contents = FailedContents()
     contents.add(job_of(b"bad"))
     others = [
@@ -47,14 +46,14 @@ def test_other_contents_are_not(job_of: MakeJob) -> None:
     assert not [job for job in others if job in contents]
 
 
-def test_names_and_types_that_are_no_text_are_remembered_too(job_of: MakeJob) -> None:
+def test_names_and_types_that_are_no_text_are_remembered_too(job_of):
     contents = FailedContents()
     contents.add(job_of(b"", Part("\udcff", "text/\udcfe", b"bad")))
     assert job_of(b"", Part("\udcff", "text/\udcfe", b"bad")) in contents
     assert job_of(b"", Part("\udcff", "text/\udcff", b"bad")) not in contents
 
 
-def test_what_succeeds_is_forgotten(job_of: MakeJob) -> None:
+def test_what_succeeds_is_forgotten(job_of):
     contents = FailedContents()
     contents.add(job_of(b"bad"))
     contents.discard(job_of(b"other"))
@@ -65,7 +64,7 @@ def test_what_succeeds_is_forgotten(job_of: MakeJob) -> None:
     assert job_of(b"bad") not in contents
 
 
-def test_what_ended_a_worker_is_known_for_that(job_of: MakeJob) -> None:
+def test_what_ended_a_worker_is_known_for_that(job_of):
     contents = FailedContents()
     contents.add(job_of(b"raises"))
     contents.add(job_of(b"ends"), crashes=True)
@@ -75,9 +74,7 @@ def test_what_ended_a_worker_is_known_for_that(job_of: MakeJob) -> None:
     assert not contents.has_crashed(job_of(b"other"))
 
 
-def test_memory_is_bounded_and_the_latest_are_kept(
-    job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_bounded_and_the_latest_are_kept(job_of, monkeypatch):
     monkeypatch.setattr(failed_contents, "_CAPACITY", 3)
     contents = FailedContents()
     for body in (b"1", b"2", b"3", b"1", b"4"):
@@ -93,7 +90,7 @@ def test_memory_is_bounded_and_the_latest_are_kept(
     assert len(contents) == 3
 
 
-def test_contents_are_forgotten_after_a_while(job_of: MakeJob) -> None:
+def test_contents_are_forgotten_after_a_while(job_of):
     now = [0.0]
     contents = FailedContents(lambda: now[0])
     contents.add(job_of(b"old"))
@@ -105,7 +102,7 @@ def test_contents_are_forgotten_after_a_while(job_of: MakeJob) -> None:
     assert len(contents) == 1
 
 
-def test_large_contents_are_distinguished_without_hashing_the_whole(job_of: MakeJob) -> None:
+def test_large_contents_are_distinguished_without_hashing_the_whole(job_of):
     contents = FailedContents()
     size = 64 * 1024 * 1024
     contents.add(job_of(bytes(size)))
@@ -115,7 +112,7 @@ def test_large_contents_are_distinguished_without_hashing_the_whole(job_of: Make
         other[place] = 1
         assert job_of(other) not in contents
 
-    def look_up() -> None:
+    def look_up():
         for _ in range(10):
             assert job_of(other) not in contents
 

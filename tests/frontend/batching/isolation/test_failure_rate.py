@@ -1,5 +1,4 @@
 import random
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -48,7 +47,7 @@ def cost_by_halves(bad: list[bool], failed: float, *, fails: bool = False) -> fl
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 13])
 @pytest.mark.parametrize("share", [0.0, 0.03, 0.1, 0.5])
 @pytest.mark.parametrize("failed", [1.0, 0.2])
-def test_the_cost_of_splitting_is_that_of_trying(size: int, share: float, failed: float) -> None:
+def test_the_cost_of_splitting_is_that_of_trying(size, share, failed):
     chance = random.Random(1)
     trials = [
         cost_by_halves([chance.random() < share for _ in range(size)], failed)
@@ -59,23 +58,21 @@ def test_the_cost_of_splitting_is_that_of_trying(size: int, share: float, failed
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.0, 8), (0.1, 8), (0.2, 4), (0.45, 1), (0.9, 1)])
-def test_where_a_batch_costs_what_a_request_does_only_many_failures_make_it_smaller(
-    share: float, size: int
-) -> None:
+def test_where_a_batch_costs_what_a_request_does_only_many_failures_make_it_smaller(share, size):
     assert cheapest_size(EIGHT, FLAT, Failures(share)) == size
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.0, 8), (0.1, 1)])
-def test_where_batching_gains_nothing_a_tenth_of_failures_ends_it(share: float, size: int) -> None:
+def test_where_batching_gains_nothing_a_tenth_of_failures_ends_it(share, size):
     assert cheapest_size(EIGHT, STEEP, Failures(share)) == size
 
 
-def test_where_failed_runs_cost_nothing_batches_stay_large() -> None:
+def test_where_failed_runs_cost_nothing_batches_stay_large():
     assert cheapest_size(EIGHT, FLAT, Failures(0.3)) < 8
     assert cheapest_size(EIGHT, FLAT, Failures(0.3, cost=0.0)) == 8
 
 
-def test_hints_make_larger_batches_worth_it() -> None:
+def test_hints_make_larger_batches_worth_it():
     assert cheapest_size(EIGHT, FLAT, Failures(0.3)) < 8
     assert cheapest_size(EIGHT, FLAT, Failures(0.3, hinted=1.0, checked=0.1)) == 8
 
@@ -89,8 +86,8 @@ def test_hints_make_larger_batches_worth_it() -> None:
     st.integers(1, 128),
 )
 def test_nobody_can_make_it_much_slower_than_single_requests(
-    share: float, per_batch: float, per_request: float, hinted: float, failed: float, largest: int
-) -> None:
+    share, per_batch, per_request, hinted, failed, largest
+):
     costs, sizes = Line(per_batch, per_request), candidates(largest)
     failures = Failures(share, hinted, cost=failed)
     size = cheapest_size(sizes, costs, failures)
@@ -108,13 +105,13 @@ def test_nobody_can_make_it_much_slower_than_single_requests(
         (12, (4, 8, 16), [4, 8]),
     ],
 )
-def test_sizes_to_choose_from(largest: int, compiled: tuple[int, ...], found: list[int]) -> None:
+def test_sizes_to_choose_from(largest, compiled, found):
     assert candidates(largest, compiled) == found
 
 
 @pytest.fixture
-def learn() -> Callable[[float, int], FailureRate]:
-    def make(share: float, requests: int) -> FailureRate:
+def learn():
+    def make(share, requests):
         rate, chance = FailureRate(), random.Random(2)
         for _ in range(requests):
             if chance.random() < share:
@@ -128,13 +125,11 @@ def learn() -> Callable[[float, int], FailureRate]:
 
 
 @pytest.mark.parametrize("share", [0.03, 0.1, 0.5])
-def test_the_share_is_learnt(share: float, learn: Callable[[float, int], FailureRate]) -> None:
+def test_the_share_is_learnt(share, learn):
     assert learn(share, 500).share == pytest.approx(share, abs=0.09)
 
 
-def test_a_few_hundred_good_requests_and_all_is_forgotten(
-    learn: Callable[[float, int], FailureRate],
-) -> None:
+def test_a_few_hundred_good_requests_and_all_is_forgotten(learn):
     rate = learn(1.0, 60)
     assert cheapest_size(EIGHT, FLAT, Failures(rate.share)) == 1
     rate.succeeded(120)
@@ -144,9 +139,7 @@ def test_a_few_hundred_good_requests_and_all_is_forgotten(
     assert rate.is_quiet
 
 
-def test_a_model_that_fails_for_all_is_told_from_requests_that_fail(
-    learn: Callable[[float, int], FailureRate],
-) -> None:
+def test_a_model_that_fails_for_all_is_told_from_requests_that_fail(learn):
     assert not learn(0.9, 400).fails_for_all
     rate = learn(1.0, 64)
     assert rate.fails_for_all

@@ -6,20 +6,20 @@ LINE = "handler.py:3 ValueError"
 
 
 @pytest.fixture
-def hints() -> Hints:
+def hints():
     return Hints()
 
 
-def test_an_unknown_line_is_followed_and_not_believed(hints: Hints) -> None:
+def test_an_unknown_line_is_followed_and_not_believed(hints):
     assert hints.follows(LINE)
     assert not hints.believes(LINE)
 
 
-def test_no_line_is_not_followed(hints: Hints) -> None:
+def test_no_line_is_not_followed(hints):
     assert not hints.follows("")
 
 
-def test_a_line_that_was_mostly_right_is_followed(hints: Hints) -> None:
+def test_a_line_that_was_mostly_right_is_followed(hints):
     hints.was_wrong(LINE)
     assert not hints.follows(LINE)
     for _ in range(8):
@@ -27,7 +27,7 @@ def test_a_line_that_was_mostly_right_is_followed(hints: Hints) -> None:
     assert hints.follows(LINE)
 
 
-def test_a_line_that_was_always_right_is_believed_seven_times_of_eight(hints: Hints) -> None:
+def test_a_line_that_was_always_right_is_believed_seven_times_of_eight(hints):
     for _ in range(15):
         hints.was_right(LINE)
     assert not hints.believes(LINE)
@@ -35,14 +35,14 @@ def test_a_line_that_was_always_right_is_believed_seven_times_of_eight(hints: Hi
     assert sum(hints.believes(LINE) for _ in range(80)) == 70
 
 
-def test_a_line_that_was_wrong_once_is_never_believed(hints: Hints) -> None:
+def test_a_line_that_was_wrong_once_is_never_believed(hints):
     hints.was_wrong(LINE)
     for _ in range(1000):
         hints.was_right(LINE)
     assert not any(hints.believes(LINE) for _ in range(80))
 
 
-def test_how_often_hints_are_of_use_is_learnt(hints: Hints) -> None:
+def test_how_often_hints_are_of_use_is_learnt(hints):
     for _ in range(99):
         hints.follows(LINE)
         hints.was_right(LINE)
@@ -51,7 +51,7 @@ def test_how_often_hints_are_of_use_is_learnt(hints: Hints) -> None:
     assert hints.checked == pytest.approx(1 / 8, abs=0.1)
 
 
-def test_memory_is_bounded(hints: Hints) -> None:
+def test_memory_is_bounded(hints):
     hints.was_wrong(LINE)
     for number in range(64):
         hints.was_right(f"handler.py:{number} KeyError")

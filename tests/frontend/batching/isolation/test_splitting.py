@@ -2,9 +2,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from math import ceil, log2
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +34,6 @@ class Case:
 
     def __init__(
         self,
-        fakes: ModuleType,
         loop: Any,
         size: int,
         failing: Failing,
@@ -108,8 +107,8 @@ MakeCase = Callable[..., Case]
 
 
 @pytest.fixture
-def make_case(fakes: ModuleType, loop: Any) -> Callable[..., Case]:
-    return partial(Case, fakes, loop)
+def make_case(loop):
+    return partial(Case, loop)
 
 
 def poisoned_by(*bad: int) -> Failing:
@@ -121,9 +120,7 @@ def needs_memory(limit: int) -> Failing:
 
 
 @pytest.mark.parametrize("bad", range(32))
-def test_one_bad_job_among_32_fails_alone_with_its_own_error_at_every_place(
-    bad: int, make_case: MakeCase
-) -> None:
+def test_one_bad_job_among_32_fails_alone_with_its_own_error_at_every_place(bad, make_case):
     case = make_case(32, poisoned_by(bad))
     case.fail_batch()
     case.run()
@@ -133,7 +130,7 @@ def test_one_bad_job_among_32_fails_alone_with_its_own_error_at_every_place(
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 12, 31, 33])
-def test_two_bad_jobs_fail_alone_wherever_they_are(size: int, make_case: MakeCase) -> None:
+def test_two_bad_jobs_fail_alone_wherever_they_are(size, make_case):
     for bad in combinations(range(size), 2):
         case = make_case(size, poisoned_by(*bad))
         case.fail_batch()
@@ -142,9 +139,7 @@ def test_two_bad_jobs_fail_alone_wherever_they_are(size: int, make_case: MakeCas
         assert len(case.parts) <= 4 * ceil(log2(size))
 
 
-def test_a_model_that_is_broken_costs_little_more_than_the_batch_did(
-    make_case: MakeCase,
-) -> None:
+def test_a_model_that_is_broken_costs_little_more_than_the_batch_did(make_case):
     case = make_case(32, lambda _names: ISOLATION)
     case.fail_batch()
     case.run()
@@ -159,7 +154,7 @@ def test_a_model_that_is_broken_costs_little_more_than_the_batch_did(
     assert [len(part) for part in again.parts] == [1, 1]
 
 
-def test_a_model_that_has_recovered_is_isolated_as_ever(make_case: MakeCase) -> None:
+def test_a_model_that_has_recovered_is_isolated_as_ever(make_case):
     learnt = FailureIsolation()
     while not learnt.rate.fails_for_all:
         learnt.rate.run_failed()
@@ -170,7 +165,7 @@ def test_a_model_that_has_recovered_is_isolated_as_ever(make_case: MakeCase) -> 
 
 
 @pytest.mark.parametrize("bad", [range(0, 32, 3), range(0, 32, 2), range(1, 32)])
-def test_however_many_are_bad_the_others_are_answered(bad: range, make_case: MakeCase) -> None:
+def test_however_many_are_bad_the_others_are_answered(bad, make_case):
     case = make_case(32, poisoned_by(*bad))
     case.fail_batch()
     case.run()
@@ -183,7 +178,7 @@ def named_first(*bad: int, line: str = "handler.py:3 ValueError") -> Hinting:
     return lambda names: next(((name, line) for name in names if name in bad), None)
 
 
-def test_a_job_that_is_named_runs_alone_and_the_others_together(make_case: MakeCase) -> None:
+def test_a_job_that_is_named_runs_alone_and_the_others_together(make_case):
     case = make_case(8, poisoned_by(5), hinting=named_first(5))
     case.fail_batch()
     case.run()
@@ -191,7 +186,7 @@ def test_a_job_that_is_named_runs_alone_and_the_others_together(make_case: MakeC
     assert case.failed == {5: "5"}
 
 
-def test_each_job_that_is_named_costs_two_runs(make_case: MakeCase) -> None:
+def test_each_job_that_is_named_costs_two_runs(make_case):
     case = make_case(32, poisoned_by(1, 9, 31), hinting=named_first(1, 9, 31))
     case.fail_batch()
     case.run()
@@ -199,10 +194,10 @@ def test_each_job_that_is_named_costs_two_runs(make_case: MakeCase) -> None:
     assert case.failed == {1: "1", 9: "9", 31: "31"}
 
 
-def test_a_hint_is_no_verdict_and_a_wrong_one_is_not_followed_again(make_case: MakeCase) -> None:
+def test_a_hint_is_no_verdict_and_a_wrong_one_is_not_followed_again(make_case):
     learnt = FailureIsolation()
 
-    def last_row(names: list[int]) -> tuple[int, str]:
+    def last_row(names):
         return names[-1], "handler.py:9 ValueError"
 
     for _ in range(9):
@@ -214,9 +209,7 @@ def test_a_hint_is_no_verdict_and_a_wrong_one_is_not_followed_again(make_case: M
     assert len(case.parts) <= 6
 
 
-def test_a_line_that_always_names_the_cause_is_believed_but_checked_now_and_then(
-    make_case: MakeCase,
-) -> None:
+def test_a_line_that_always_names_the_cause_is_believed_but_checked_now_and_then(make_case):
     learnt = FailureIsolation()
     runs = []
     for _ in range(80):
@@ -230,9 +223,7 @@ def test_a_line_that_always_names_the_cause_is_believed_but_checked_now_and_then
     assert runs[16:].count(1) == 56
 
 
-def test_what_the_handler_counted_of_a_job_that_is_named_is_counted_once(
-    make_case: MakeCase,
-) -> None:
+def test_what_the_handler_counted_of_a_job_that_is_named_is_counted_once(make_case):
     learnt = FailureIsolation()
     for _ in range(40):
         case = make_case(8, poisoned_by(5), hinting=named_first(5), learnt=learnt, counts=True)
@@ -241,7 +232,7 @@ def test_what_the_handler_counted_of_a_job_that_is_named_is_counted_once(
         assert case.reported == case.rows([5])
 
 
-def test_no_line_is_believed_while_most_requests_fail(make_case: MakeCase) -> None:
+def test_no_line_is_believed_while_most_requests_fail(make_case):
     """The last row is mostly bad, by chance; a good one in its place runs alone."""
     learnt = FailureIsolation()
     for bad in [*[{5, 6, 7}] * 40, *[{0, 1, 2}] * 8]:
@@ -258,7 +249,7 @@ def test_no_line_is_believed_while_most_requests_fail(make_case: MakeCase) -> No
         assert {*case.failed} == bad
 
 
-def test_a_line_that_raises_because_of_others_is_never_believed(make_case: MakeCase) -> None:
+def test_a_line_that_raises_because_of_others_is_never_believed(make_case):
     """A client sends rows that do not match the first one, and the loop names the others."""
     learnt = FailureIsolation()
     for _ in range(80):
@@ -273,16 +264,14 @@ def test_a_line_that_raises_because_of_others_is_never_believed(make_case: MakeC
         assert case.failed == {}
 
 
-def test_a_half_whose_other_half_succeeded_is_not_run_as_a_whole(make_case: MakeCase) -> None:
+def test_a_half_whose_other_half_succeeded_is_not_run_as_a_whole(make_case):
     case = make_case(8, poisoned_by(7))
     case.fail_batch()
     case.run()
     assert case.parts == [[0, 1, 2, 3], [4, 5], [6], [7]]
 
 
-def test_a_batch_whose_members_only_fail_together_is_answered_in_parts(
-    make_case: MakeCase,
-) -> None:
+def test_a_batch_whose_members_only_fail_together_is_answered_in_parts(make_case):
     case = make_case(8, lambda names: ISOLATION if {3, 4} <= set(names) else None)
     case.fail_batch()
     case.run()
@@ -290,9 +279,7 @@ def test_a_batch_whose_members_only_fail_together_is_answered_in_parts(
     assert case.parts == [[0, 1, 2, 3], [4, 5], [6], [7]]
 
 
-def test_where_isolation_is_not_wanted_all_get_the_error_of_the_batch(
-    make_case: MakeCase,
-) -> None:
+def test_where_isolation_is_not_wanted_all_get_the_error_of_the_batch(make_case):
     case = make_case(3, poisoned_by(0), isolates=False)
     case.fail_batch()
     case.run()
@@ -300,7 +287,7 @@ def test_where_isolation_is_not_wanted_all_get_the_error_of_the_batch(
     assert case.parts == []
 
 
-def test_whoever_left_is_left_out(make_case: MakeCase) -> None:
+def test_whoever_left_is_left_out(make_case):
     case = make_case(8, poisoned_by(7))
     case.fail_batch()
     for name in (0, 2, 4, 5, 6):
@@ -309,9 +296,7 @@ def test_whoever_left_is_left_out(make_case: MakeCase) -> None:
     assert case.parts == [[1, 3], [7]]
 
 
-def test_an_answer_that_has_begun_is_broken_off_and_the_others_run_again(
-    make_case: MakeCase,
-) -> None:
+def test_an_answer_that_has_begun_is_broken_off_and_the_others_run_again(make_case):
     case = make_case(3, poisoned_by(0))
     case.jobs[1].push(Prediction(b"piece"))
     case.fail_batch()
@@ -322,9 +307,7 @@ def test_an_answer_that_has_begun_is_broken_off_and_the_others_run_again(
     assert case.failed == {0: "0"}
 
 
-def test_when_all_but_one_have_begun_that_one_runs_by_itself(
-    make_case: MakeCase,
-) -> None:
+def test_when_all_but_one_have_begun_that_one_runs_by_itself(make_case):
     case = make_case(2, poisoned_by())
     case.jobs[0].push(Prediction(b"piece"))
     case.fail_batch()
@@ -334,9 +317,7 @@ def test_when_all_but_one_have_begun_that_one_runs_by_itself(
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 7, 16, 31])
-def test_what_does_not_fit_into_memory_is_halved_until_it_does(
-    limit: int, make_case: MakeCase
-) -> None:
+def test_what_does_not_fit_into_memory_is_halved_until_it_does(limit, make_case):
     case = make_case(32, needs_memory(limit), isolates=False)
     case.fail_batch(MEMORY)
     case.run()
@@ -346,9 +327,7 @@ def test_what_does_not_fit_into_memory_is_halved_until_it_does(
     assert case.splitting.too_large == 2 * fits
 
 
-def test_a_single_job_that_needs_too_much_memory_is_to_blame_not_the_size(
-    make_case: MakeCase,
-) -> None:
+def test_a_single_job_that_needs_too_much_memory_is_to_blame_not_the_size(make_case):
     case = make_case(32, lambda names: MEMORY if 9 in names else None, isolates=False)
     case.fail_batch(MEMORY)
     case.run()
@@ -356,9 +335,7 @@ def test_a_single_job_that_needs_too_much_memory_is_to_blame_not_the_size(
     assert case.splitting.too_large == 0
 
 
-def test_where_less_does_not_help_memory_is_not_what_is_wanting(
-    make_case: MakeCase,
-) -> None:
+def test_where_less_does_not_help_memory_is_not_what_is_wanting(make_case):
     case = make_case(32, lambda _names: MEMORY)
     case.fail_batch(MEMORY)
     case.run()
@@ -367,9 +344,7 @@ def test_where_less_does_not_help_memory_is_not_what_is_wanting(
     assert case.splitting.too_large == 0
 
 
-def test_where_nothing_was_run_again_memory_may_not_be_what_was_wanting(
-    make_case: MakeCase,
-) -> None:
+def test_where_nothing_was_run_again_memory_may_not_be_what_was_wanting(make_case):
     case = make_case(4, needs_memory(2))
     case.fail_batch(MEMORY)
     for job in case.jobs:
@@ -379,8 +354,8 @@ def test_where_nothing_was_run_again_memory_may_not_be_what_was_wanting(
     assert case.splitting.too_large == 0
 
 
-def test_a_bad_job_in_a_batch_too_large_for_memory_is_found(make_case: MakeCase) -> None:
-    def failing(names: list[int]) -> Reason | None:
+def test_a_bad_job_in_a_batch_too_large_for_memory_is_found(make_case):
+    def failing(names):
         if len(names) > 4:
             return MEMORY
         return ISOLATION if 2 in names else None
@@ -402,16 +377,14 @@ def test_a_bad_job_in_a_batch_too_large_for_memory_is_found(make_case: MakeCase)
         (needs_memory(2), 0),
     ],
 )
-def test_the_size_is_to_blame_where_no_job_fails_alone(
-    make_case: MakeCase, fails: Callable[[list[int]], Reason | None], size: int
-) -> None:
+def test_the_size_is_to_blame_where_no_job_fails_alone(make_case, fails, size):
     case = make_case(8, fails)
     case.fail_batch(fails([*range(8)]) or ISOLATION)
     case.run()
     assert case.splitting.fails_together == size
 
 
-def test_those_that_wait_can_be_named(make_case: MakeCase) -> None:
+def test_those_that_wait_can_be_named(make_case):
     case = make_case(4, poisoned_by(0))
     case.fail_batch()
     case.run(limit=1)
@@ -430,20 +403,14 @@ def test_those_that_wait_can_be_named(make_case: MakeCase) -> None:
     st.booleans(),
 )
 def test_everybody_is_answered_once_within_the_bounds_whatever_fails(
-    fakes: ModuleType,
-    size: int,
-    fits: int,
-    bad: set[int],
-    gone: set[int],
-    first: Reason,
-    isolates: bool,
-) -> None:
-    def failing(names: list[int]) -> Reason | None:
+    size, fits, bad, gone, first, isolates
+):
+    def failing(names):
         return MEMORY if len(names) > fits else ISOLATION if bad & set(names) else None
 
     loop = fakes.VirtualLoop()
     try:
-        case = Case(fakes, loop, size, failing, isolates=isolates, counts=True)
+        case = Case(loop, size, failing, isolates=isolates, counts=True)
         for name in gone & set(range(size)):
             case.jobs[name].cancel()
         case.fail_batch(first)

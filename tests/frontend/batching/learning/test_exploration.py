@@ -4,9 +4,9 @@ import contextlib
 import math
 import random
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.frontend.batching.batcher import Batcher
@@ -43,8 +43,8 @@ def noisy_line() -> Cost:
 class Served:
     """A model whose one worker has a batch at a time, each of which takes its cost."""
 
-    def __init__(self, fakes: ModuleType, loop: Any, batching: Batching) -> None:
-        self._fakes, self._loop = fakes, loop
+    def __init__(self, loop: Any, batching: Batching) -> None:
+        self._loop = loop
         self.now = 0.0
         self.batcher = Batcher(JobQueue(100_000), batching, loop, lambda: self.now)
         self.batches: list[Batch] = []
@@ -76,9 +76,7 @@ class Served:
         return self.batches[first : first + batches]
 
     def _job(self) -> Job:
-        job: Job = self._fakes.AwaitedJob(
-            self._fakes.make_input(), self.now, self._loop.create_future()
-        )
+        job: Job = fakes.AwaitedJob(fakes.make_input(), self.now, self._loop.create_future())
         return job
 
     @property
@@ -90,18 +88,16 @@ MakeServed = Callable[..., Served]
 
 
 @pytest.fixture
-def make_served(fakes: ModuleType, loop: Any) -> MakeServed:
-    def make(policy: str = "adaptive", size: int = 32, **settings: Any) -> Served:
-        return Served(fakes, loop, Batching(policy=policy, size=size, queue_size=1000, **settings))
+def make_served(loop):
+    def make(policy="adaptive", size=32, **settings):
+        return Served(loop, Batching(policy=policy, size=size, queue_size=1000, **settings))
 
     return make
 
 
 @pytest.mark.parametrize(("cost", "best"), [(cliff, {16}), (convex, {12, 16})])
 @pytest.mark.parametrize("policy", ["adaptive", "greedy"])
-def test_under_backlog_the_best_size_is_found(
-    make_served: MakeServed, policy: str, cost: Cost, best: set[int]
-) -> None:
+def test_under_backlog_the_best_size_is_found(make_served, policy, cost, best):
     served = make_served(policy, is_automatic=policy == "greedy")
     served.serve(cost, 3, waiting=2)  # small ones while no jobs wait
     served.serve(cost, 40)
@@ -111,7 +107,7 @@ def test_under_backlog_the_best_size_is_found(
 
 
 @pytest.mark.simulation
-def test_the_largest_size_below_a_jump_of_the_costs_is_found_soon(make_served: MakeServed) -> None:
+def test_the_largest_size_below_a_jump_of_the_costs_is_found_soon(make_served):
     """Half-way to the costs behind the jump, a size of 16 would be no better than one of 12."""
     served = make_served()
     for queued in (1, 6, 8, 12, 12, 20, 31, 31):
@@ -119,7 +115,7 @@ def test_the_largest_size_below_a_jump_of_the_costs_is_found_soon(make_served: M
     assert {len(batch) for batch in served.serve(cliff, 40)[-10:]} == {16}
 
 
-def test_where_full_batches_are_best_little_is_lost(make_served: MakeServed) -> None:
+def test_where_full_batches_are_best_little_is_lost(make_served):
     served = make_served()
     served.serve(line, 3, waiting=2)
     served.serve(line, 1000)
@@ -129,7 +125,7 @@ def test_where_full_batches_are_best_little_is_lost(make_served: MakeServed) -> 
 
 
 @pytest.mark.simulation
-def test_the_loss_is_bounded_where_small_batches_are_very_bad(make_served: MakeServed) -> None:
+def test_the_loss_is_bounded_where_small_batches_are_very_bad(make_served):
     served = make_served()
     served.serve(lambda size: 1.0, 3, waiting=1)
     served.serve(lambda size: 1.0, 1000)
@@ -137,14 +133,14 @@ def test_the_loss_is_bounded_where_small_batches_are_very_bad(make_served: MakeS
     assert served.batcher.learning.exploration.lost <= 3.0 + 0.03 * served.busy + 1.0
 
 
-def test_without_backlog_little_is_tried(make_served: MakeServed) -> None:
+def test_without_backlog_little_is_tried(make_served):
     served = make_served()
     for waiting in (*range(2, 31), 1, 16):
         served.serve(line, 20, waiting=waiting)
     assert len(served.tried) < 5
 
 
-def test_clients_that_take_turns_in_two_groups_are_backlog(make_served: MakeServed) -> None:
+def test_clients_that_take_turns_in_two_groups_are_backlog(make_served):
     served = make_served()
     for _ in range(40):  # 48 clients that wait for their answers: no batch has all 32
         served.serve(cliff, 1, waiting=18)
@@ -153,14 +149,14 @@ def test_clients_that_take_turns_in_two_groups_are_backlog(make_served: MakeServ
 
 
 @pytest.mark.parametrize("policy", ["fixed", "greedy", "fixed_or_single"])
-def test_a_size_that_was_set_is_kept(make_served: MakeServed, policy: str) -> None:
+def test_a_size_that_was_set_is_kept(make_served, policy):
     served = make_served(policy)
     served.serve(cliff, 3, waiting=32)
     batches = served.serve(cliff, 100)
     assert {len(batch) for batch in batches} == {32}
 
 
-def test_of_compiled_sizes_only_those_are_tried(make_served: MakeServed) -> None:
+def test_of_compiled_sizes_only_those_are_tried(make_served):
     served = make_served(compiled_sizes=(1, 8, 16, 32))
     served.serve(cliff, 3, waiting=1)
     served.serve(cliff, 40)
@@ -169,7 +165,7 @@ def test_of_compiled_sizes_only_those_are_tried(make_served: MakeServed) -> None
 
 
 @pytest.mark.simulation
-def test_noise_does_not_make_batches_small(make_served: MakeServed) -> None:
+def test_noise_does_not_make_batches_small(make_served):
     noisy = noisy_line()
     served = make_served()
     served.serve(noisy, 3, waiting=2)
@@ -179,7 +175,7 @@ def test_noise_does_not_make_batches_small(make_served: MakeServed) -> None:
 
 
 @pytest.mark.simulation
-def test_a_size_is_tried_no_longer_than_the_budget_lasts(make_served: MakeServed) -> None:
+def test_a_size_is_tried_no_longer_than_the_budget_lasts(make_served):
     noisy = noisy_line()
     served = make_served()
     served.serve(noisy, 3, waiting=2)
@@ -193,7 +189,7 @@ def test_a_size_is_tried_no_longer_than_the_budget_lasts(make_served: MakeServed
 
 
 @pytest.mark.simulation
-def test_a_cliff_that_comes_later_is_noticed(make_served: MakeServed) -> None:
+def test_a_cliff_that_comes_later_is_noticed(make_served):
     served = make_served()
     served.serve(line, 3, waiting=2)
     served.serve(line, 300)
@@ -204,10 +200,10 @@ def test_a_cliff_that_comes_later_is_noticed(make_served: MakeServed) -> None:
     assert served.batcher.size == 32
 
 
-def test_a_size_whose_first_batch_compiled_code_is_not_lost(make_served: MakeServed) -> None:
-    seen: set[int] = set()
+def test_a_size_whose_first_batch_compiled_code_is_not_lost(make_served):
+    seen = set()
 
-    def compiled(size: int) -> float:
+    def compiled(size):
         seconds = cliff(size) + (0.1 if size not in seen else 0.0)
         seen.add(size)
         return seconds
@@ -218,7 +214,7 @@ def test_a_size_whose_first_batch_compiled_code_is_not_lost(make_served: MakeSer
     assert 12 <= served.batcher.size <= 16
 
 
-def test_batches_that_fit_the_goal_are_tried_only(make_served: MakeServed) -> None:
+def test_batches_that_fit_the_goal_are_tried_only(make_served):
     served = make_served(size=64, max_latency=0.03, is_queue_bounded=False)
     served.serve(convex, 3, waiting=2)
     served.serve(convex, 200, waiting=64)
@@ -227,7 +223,7 @@ def test_batches_that_fit_the_goal_are_tried_only(make_served: MakeServed) -> No
     assert math.isfinite(served.batcher.learning.exploration.lost)
 
 
-def test_the_best_size_is_known_although_it_was_seen_once(make_served: MakeServed) -> None:
+def test_the_best_size_is_known_although_it_was_seen_once(make_served):
     served = make_served()
     for waiting in (1, 4, 8, 16):
         served.serve(cliff, 1, waiting=waiting)
@@ -235,7 +231,7 @@ def test_the_best_size_is_known_although_it_was_seen_once(make_served: MakeServe
     assert 12 <= served.batcher.size <= 16
 
 
-def test_sizes_that_fail_were_tried_for_ever(make_served: MakeServed) -> None:
+def test_sizes_that_fail_were_tried_for_ever(make_served):
     served = make_served("greedy", size=4, is_automatic=True)
     served.batcher.seed([(1, 0.01)])
     served.serve(line, 200, most=1)
@@ -243,7 +239,7 @@ def test_sizes_that_fail_were_tried_for_ever(make_served: MakeServed) -> None:
     assert len([batch for batch in served.batches if len(batch) > 1]) <= 8
 
 
-def test_a_size_that_does_not_fit_into_memory_is_tried_no_more(make_served: MakeServed) -> None:
+def test_a_size_that_does_not_fit_into_memory_is_tried_no_more(make_served):
     served = make_served()
     served.serve(cliff, 3, waiting=2)
     for _ in range(3000):

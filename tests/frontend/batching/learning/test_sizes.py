@@ -55,13 +55,13 @@ def line(per_item: float, per_batch: float) -> Exactly:
         (line(0.001, 0.02), 0.01, 32, "13 times"),
     ],
 )
-def test_the_knee(costs: Exactly, goal: float, size: int, why: str) -> None:
+def test_the_knee(costs, goal, size, why):
     choice = knee(SIZES, costs, goal)
     assert choice.size == size
     assert why in choice.why
 
 
-def test_a_size_that_is_worse_than_a_smaller_one_is_not_chosen() -> None:
+def test_a_size_that_is_worse_than_a_smaller_one_is_not_chosen():
     thrashing = Exactly(lambda size: 0.01 + (0.001 * size if size <= 8 else 0.1 * size))
     assert knee(SIZES, thrashing).size == 8
 
@@ -70,7 +70,7 @@ def test_a_size_that_is_worse_than_a_smaller_one_is_not_chosen() -> None:
     st.lists(st.floats(1e-4, 10.0), min_size=6, max_size=6),
     st.floats(1e-4, 100.0) | st.just(math.inf),
 )
-def test_the_chosen_size_keeps_its_promise(seconds: list[float], goal: float) -> None:
+def test_the_chosen_size_keeps_its_promise(seconds, goal):
     costs = Exactly(dict(zip(SIZES, seconds, strict=True)).__getitem__)
     chosen = knee(SIZES, costs, goal).size
     assert chosen in SIZES
@@ -92,7 +92,7 @@ def test_the_chosen_size_keeps_its_promise(seconds: list[float], goal: float) ->
         (line(0.0, 0.01), 32, "8 times the throughput of size 4"),
     ],
 )
-def test_the_knee_of_sizes_that_begin_above_one(costs: Exactly, size: int, why: str) -> None:
+def test_the_knee_of_sizes_that_begin_above_one(costs, size, why):
     choice = knee((4, 8, 16, 32), costs)
     assert choice.size == size
     assert why in choice.why
@@ -112,9 +112,7 @@ def test_the_knee_of_sizes_that_begin_above_one(costs: Exactly, size: int, why: 
         ((1, 4, 2, 4), math.inf),
     ],
 )
-def test_the_size_beyond_which_batches_only_become_slower(
-    throughputs: tuple[float, ...], largest: float
-) -> None:
+def test_the_size_beyond_which_batches_only_become_slower(throughputs, largest):
     sizes = SIZES[: len(throughputs)]
     costs = {size: size / rate for size, rate in zip(sizes, throughputs, strict=True)}
     assert largest_that_pays(sizes, Exactly(costs.__getitem__), 0.1) == largest
@@ -125,7 +123,7 @@ def test_the_size_beyond_which_batches_only_become_slower(
 WHY = "size 32 failed"
 
 
-def test_a_batch_that_did_not_fit_is_halved() -> None:
+def test_a_batch_that_did_not_fit_is_halved():
     cap = SizeCap()
     assert cap.at(0.0) == math.inf
     cap.exceeded(32, 0.0, WHY)
@@ -137,7 +135,7 @@ def test_a_batch_that_did_not_fit_is_halved() -> None:
     assert cap.at(5.0) == 1
 
 
-def test_what_is_known_to_fit_is_not_cut_off() -> None:
+def test_what_is_known_to_fit_is_not_cut_off():
     cap = SizeCap()
     cap.exceeded(96, 0.0, WHY, fits=64)
     assert cap.at(1.0) == 64
@@ -145,7 +143,7 @@ def test_what_is_known_to_fit_is_not_cut_off() -> None:
     assert cap.at(3.0) == 48
 
 
-def test_the_cap_grows_by_a_quarter_every_ten_minutes() -> None:
+def test_the_cap_grows_by_a_quarter_every_ten_minutes():
     cap = SizeCap()
     cap.exceeded(32, 100.0, WHY)
     grown = [cap.at(100.0 + 600.0 * step - early) for step in (1, 2) for early in (1.0, 0.0)]
@@ -154,7 +152,7 @@ def test_the_cap_grows_by_a_quarter_every_ten_minutes() -> None:
     assert [cap.at(1999.0), cap.at(2000.0)] == [12, 15]
 
 
-def test_the_cap_grows_for_all_the_time_that_nobody_asked() -> None:
+def test_the_cap_grows_for_all_the_time_that_nobody_asked():
     cap = SizeCap()
     cap.exceeded(32, 0.0, WHY)
     assert cap.at(599.0 + 3 * 600.0) == 31
@@ -163,7 +161,7 @@ def test_the_cap_grows_for_all_the_time_that_nobody_asked() -> None:
     assert cap.grows_at == math.inf
 
 
-def test_the_smallest_cap_grows_too() -> None:
+def test_the_smallest_cap_grows_too():
     cap = SizeCap()
     cap.exceeded(2, 0.0, WHY)
     assert [cap.at(600.0 * step) for step in range(1, 5)] == [2, 3, 4, 5]

@@ -22,16 +22,16 @@ def cost(rows: list[Row], lengths: list[float], batches: list[range]) -> float:
     return total
 
 
-def test_short_ones_do_not_wait_for_a_long_one() -> None:
+def test_short_ones_do_not_wait_for_a_long_one():
     batches = cheapest_batches([1.0, 1.0, 1.0, 100.0], padded(5.0, 8))
     assert sorted(map(list, batches)) == [[0, 1, 2], [3]]
 
 
-def test_where_a_batch_costs_more_than_padding_all_go_together() -> None:
+def test_where_a_batch_costs_more_than_padding_all_go_together():
     assert cheapest_batches([1.0, 2.0, 3.0], padded(50.0, 8)) == [range(3)]
 
 
-def test_no_batch_is_larger_than_allowed() -> None:
+def test_no_batch_is_larger_than_allowed():
     assert max(map(len, cheapest_batches([1.0] * 100, padded(5.0, 8)))) == 8
 
 
@@ -40,7 +40,7 @@ def test_no_batch_is_larger_than_allowed() -> None:
     overhead=st.integers(0, 40).map(float),
     limit=st.integers(1, 8),
 )
-def test_no_other_cut_is_cheaper(lengths: list[float], overhead: float, limit: int) -> None:
+def test_no_other_cut_is_cheaper(lengths, overhead, limit):
     rows = padded(overhead, limit)
     found = cheapest_batches(lengths, rows)
     assert sorted(itertools.chain.from_iterable(found)) == list(range(len(lengths)))
@@ -54,7 +54,7 @@ def test_no_other_cut_is_cheaper(lengths: list[float], overhead: float, limit: i
     assert cost(rows, lengths, found) == pytest.approx(min(others))
 
 
-def test_of_a_long_queue_only_some_sizes_are_tried() -> None:
+def test_of_a_long_queue_only_some_sizes_are_tried():
     lengths = [float(place) for place in range(512)]
     batches = cheapest_batches(lengths, padded(300.0, 100))
     assert sum(map(len, batches)) == 512

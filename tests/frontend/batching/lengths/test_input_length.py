@@ -25,7 +25,7 @@ def length(body: bytes) -> float:
     return length_of(Input("i", {}, [Part("body", TENSORS_TYPE, body)]))
 
 
-def test_the_length_is_that_of_the_largest_tensor() -> None:
+def test_the_length_is_that_of_the_largest_tensor():
     small = {"datatype": "FP32", "shape": [2, 3]}
     text = {"datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 20}}
     assert length(tensors(small)) == 6
@@ -36,12 +36,12 @@ def test_the_length_is_that_of_the_largest_tensor() -> None:
 @pytest.mark.parametrize(
     "value", ["1e999", "-1e999", "NaN", "9" * 4200, "-" + "9" * 4200, "1.5", '"x"', "true", "[[2]]"]
 )
-def test_numbers_that_a_client_writes_in_a_part_of_this_type(name: str, value: str) -> None:
+def test_numbers_that_a_client_writes_in_a_part_of_this_type(name, value):
     body = number_of(name, value)
     assert length(body) == len(body)
 
 
 @pytest.mark.parametrize("shape", [["x", 10**13], [[0], 10**13]])
-def test_a_shape_that_a_client_writes_costs_no_memory(shape: list[Any]) -> None:
+def test_a_shape_that_a_client_writes_costs_no_memory(shape):
     body = tensors({"datatype": "FP32", "shape": shape})
     assert length(body) == len(body)

@@ -19,7 +19,7 @@ def learnt(batches: int = 100, noise: float = 0.1, *, matters: bool = True) -> L
     return costs
 
 
-def test_what_batches_cost_is_found_through_noise() -> None:
+def test_what_batches_cost_is_found_through_noise():
     costs = learnt()
     for size, longest in [(1, 50.0), (4, 100.0), (16, 200.0)]:
         assert costs.seconds(size, longest) == pytest.approx(padded(size, longest), rel=0.15)
@@ -27,13 +27,13 @@ def test_what_batches_cost_is_found_through_noise() -> None:
     assert costs.spread > 0.2
 
 
-def test_lengths_that_do_not_matter_explain_nothing() -> None:
+def test_lengths_that_do_not_matter_explain_nothing():
     costs = learnt(matters=False)
     assert costs.explained < 0.2
     assert costs.seconds(8, 50.0) == pytest.approx(costs.seconds(8, 400.0), rel=0.2)
 
 
-def test_attention_costs_the_square() -> None:
+def test_attention_costs_the_square():
     costs, rng = LengthCosts(), random.Random(0)
     for _ in range(100):
         size, longest = rng.randint(1, 8), float(rng.randint(10, 500))
@@ -41,7 +41,7 @@ def test_attention_costs_the_square() -> None:
     assert costs.seconds(4, 400.0) == pytest.approx(0.01 + 4e-7 * 400.0**2, rel=0.1)
 
 
-def test_before_much_is_known_padding_is_taken_to_cost_what_it_is() -> None:
+def test_before_much_is_known_padding_is_taken_to_cost_what_it_is():
     costs = LengthCosts()
     costs.observe(4, 100.0, 0.080)
     assert not costs.is_known
@@ -49,7 +49,7 @@ def test_before_much_is_known_padding_is_taken_to_cost_what_it_is() -> None:
     assert costs.seconds(4, 300.0) == pytest.approx(0.160)
 
 
-def test_without_lengths_nothing_breaks() -> None:
+def test_without_lengths_nothing_breaks():
     costs = LengthCosts()
     for size in range(1, 100):
         costs.observe(size % 8 + 1, 0.0, 0.01)
@@ -57,7 +57,7 @@ def test_without_lengths_nothing_breaks() -> None:
     assert costs.seconds(3, 0.0) == pytest.approx(0.01, rel=0.05)
 
 
-def test_the_costs_of_policies_are_those_of_the_batch_in_question() -> None:
+def test_the_costs_of_policies_are_those_of_the_batch_in_question():
     model, lengths = LatencyModel(), learnt()
     model.seed([(1, 0.01), (8, 0.02)])
     costs = CostsByLength(model, lengths)
@@ -79,7 +79,7 @@ def test_the_costs_of_policies_are_those_of_the_batch_in_question() -> None:
     assert costs.mean(8) == model.mean(8)
 
 
-def test_as_long_as_all_run_alone_batches_are_taken_to_pay() -> None:
+def test_as_long_as_all_run_alone_batches_are_taken_to_pay():
     """Else none would ever run, and nothing would be learnt of them."""
     costs = LengthCosts()
     for longest in range(10, 1000, 10):

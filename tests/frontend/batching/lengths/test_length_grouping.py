@@ -5,9 +5,9 @@ import math
 import random
 import time
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.protocol import Input, Part, Prediction
@@ -35,8 +35,8 @@ class Setup:
 
     outstanding = 0
 
-    def __init__(self, fakes: ModuleType, loop: Any, batching: Batching, cost: Cost) -> None:
-        self.fakes, self.loop, self.cost = fakes, loop, cost
+    def __init__(self, loop: Any, batching: Batching, cost: Cost) -> None:
+        self.loop, self.cost = loop, cost
         self.queue = JobQueue(batching.queue_size)
         self.batcher = Batcher(self.queue, batching, loop, loop.time)
         self.batch: Batch | None = None
@@ -53,7 +53,7 @@ class Setup:
             now = self.loop.time()
             input_ = Input(str(length), {}, [Part("body", "", bytes(length))])
             future = self.loop.create_future()
-            job = self.fakes.AwaitedJob(input_, now, future, deadline=now + within, **options)
+            job = fakes.AwaitedJob(input_, now, future, deadline=now + within, **options)
             self.batcher.put(job)
             jobs.append(job)
         return jobs
@@ -86,12 +86,12 @@ Make = Callable[..., Setup]
 
 
 @pytest.fixture
-def make(fakes: ModuleType, loop: Any) -> Make:
+def make(loop):
     """A greedy batcher for up to 8, by length."""
 
-    def make_setup(cost: Cost = padded, **settings: Any) -> Setup:
+    def make_setup(cost=padded, **settings):
         settings = {"policy": "greedy", "size": 8, "bucket_by": "length", **settings}
-        return Setup(fakes, loop, Batching(queue_size=10_000, **settings).check(), cost)
+        return Setup(loop, Batching(queue_size=10_000, **settings).check(), cost)
 
     return make_setup
 
@@ -105,18 +105,18 @@ def learn(setup: Setup, seed: int = 0, batches: int = 40) -> None:
         setup.finish_all()
 
 
-def test_from_the_first_batch_on_alike_lengths_go_together(make: Make) -> None:
+def test_from_the_first_batch_on_alike_lengths_go_together(make):
     setup = make()
     setup.put(10, 1000, 11, 1001, 12, 1002)
     setup.hire()
     assert setup.finish_all() == [[10, 11, 12], [1000, 1001, 1002]]
 
 
-def test_the_most_urgent_job_is_always_in_the_next_batch(make: Make) -> None:
+def test_the_most_urgent_job_is_always_in_the_next_batch(make):
     setup = make()
     learn(setup)
     rng = random.Random(1)
-    jobs: list[Job] = []
+    jobs = []
     while len(setup.batches) < 300:
         jobs += setup.put(*(round(100 * rng.lognormvariate(0, 1.2)) for _ in range(12)))
         jobs = [job for job in jobs if job.dispatched is None]
@@ -126,7 +126,7 @@ def test_the_most_urgent_job_is_always_in_the_next_batch(make: Make) -> None:
     setup.finish_all()
 
 
-def test_priorities_go_first(make: Make) -> None:
+def test_priorities_go_first(make):
     setup = make(size=2)
     setup.put(10, 10)
     setup.put(1000, priority=Priority.HIGH)
@@ -134,7 +134,7 @@ def test_priorities_go_first(make: Make) -> None:
     assert setup.finish_all() == [[1000], [10, 10]]
 
 
-def test_groups_do_not_share_a_batch(make: Make) -> None:
+def test_groups_do_not_share_a_batch(make):
     setup = make()
     setup.put(10, 10)
     setup.put(10, group=Group.EXPLAIN)
@@ -143,7 +143,7 @@ def test_groups_do_not_share_a_batch(make: Make) -> None:
     assert setup.finish_all() == [[10, 10, 10], [10]]
 
 
-def test_one_who_leaves_is_not_run(make: Make) -> None:
+def test_one_who_leaves_is_not_run(make):
     setup = make()
     jobs = setup.put(10, 11, 12)
     for job in jobs[:2]:
@@ -153,14 +153,14 @@ def test_one_who_leaves_is_not_run(make: Make) -> None:
     assert setup.finish_all() == [[12]]
 
 
-def test_compiled_sizes_are_padded_by_what_that_costs(make: Make) -> None:
+def test_compiled_sizes_are_padded_by_what_that_costs(make):
     setup = make(compiled_sizes=(1, 4, 8))
     learn(setup)
     setup.put(500, *[100] * 4)  # five would run as eight of the longest
     assert setup.finish_all() == [[500], [100] * 4]
 
 
-def test_a_long_job_that_comes_first_does_not_join_short_ones(make: Make) -> None:
+def test_a_long_job_that_comes_first_does_not_join_short_ones(make):
     """The batches of the first jobs depended on the length of the very first."""
     setup = make(policy="fixed", delay=1.0)
     setup.hire()
@@ -170,7 +170,7 @@ def test_a_long_job_that_comes_first_does_not_join_short_ones(make: Make) -> Non
     assert setup.finish_all() == [[9000, 9100, 9200], [100, 110, 120]]
 
 
-def test_a_full_window_leaves_though_lengths_differ(make: Make) -> None:
+def test_a_full_window_leaves_though_lengths_differ(make):
     setup = make(policy="fixed", size=4, delay=10.0)
     setup.hire()
     setup.put(10, 1000, 11)
@@ -179,14 +179,14 @@ def test_a_full_window_leaves_though_lengths_differ(make: Make) -> None:
     assert setup.batches == [[10, 11]]
 
 
-def test_singles_stay_single(make: Make) -> None:
+def test_singles_stay_single(make):
     setup = make(policy="fixed_or_single", size=4, delay=0.0)
     setup.put(10, 10)
     setup.hire()
     assert setup.finish_all() == [[10], [10]]
 
 
-def test_auto_waits_until_lengths_are_seen_to_matter(make: Make) -> None:
+def test_auto_waits_until_lengths_are_seen_to_matter(make):
     setup = make(bucket_by="auto")
     setup.put(10, 1000, 11, 1001)
     setup.hire()
@@ -197,7 +197,7 @@ def test_auto_waits_until_lengths_are_seen_to_matter(make: Make) -> None:
     assert setup.finish_all() == [[500], [10, 11], [1000, 1001]]
 
 
-def test_auto_needs_few_batches_where_lengths_decide_the_cost(make: Make) -> None:
+def test_auto_needs_few_batches_where_lengths_decide_the_cost(make):
     setup = make(bucket_by="auto")
     learn(setup, batches=4)
     assert 5 <= len(setup.batches) < 16
@@ -206,7 +206,7 @@ def test_auto_needs_few_batches_where_lengths_decide_the_cost(make: Make) -> Non
     assert setup.finish_all() == [[500], [10, 11], [1000, 1001]]
 
 
-def test_auto_leaves_the_order_alone_where_lengths_do_not_matter(make: Make) -> None:
+def test_auto_leaves_the_order_alone_where_lengths_do_not_matter(make):
     setup = make(of_size, bucket_by="auto")
     learn(setup)
     setup.put(500)  # something runs meanwhile
@@ -215,7 +215,7 @@ def test_auto_leaves_the_order_alone_where_lengths_do_not_matter(make: Make) -> 
 
 
 @pytest.mark.parametrize("bucket_by", ["auto", "length"])
-def test_it_ends_when_lengths_do_not_matter_any_more(make: Make, bucket_by: str) -> None:
+def test_it_ends_when_lengths_do_not_matter_any_more(make, bucket_by):
     setup = make(bucket_by=bucket_by)
     learn(setup)
     assert setup.batcher.learning.lengths is not None
@@ -231,7 +231,7 @@ def test_it_ends_when_lengths_do_not_matter_any_more(make: Make, bucket_by: str)
     assert setup.finish_all() == [[500], [10, 1000]]
 
 
-def test_length_begins_again_when_lengths_matter_after_all(make: Make) -> None:
+def test_length_begins_again_when_lengths_matter_after_all(make):
     setup = make(of_size)
     learn(setup)
     lengths = setup.batcher.learning.lengths
@@ -247,7 +247,7 @@ def test_length_begins_again_when_lengths_matter_after_all(make: Make) -> None:
     assert setup.finish_all() == [[500], [10, 11], [1000, 1001]]
 
 
-def test_what_auto_has_learnt_is_used_when_somebody_asks_for_it(make: Make) -> None:
+def test_what_auto_has_learnt_is_used_when_somebody_asks_for_it(make):
     setup = make(of_size, bucket_by="auto")
     learn(setup)
     setup.batcher.reconfigure(Batching(policy="greedy", size=8, bucket_by="length"))
@@ -264,7 +264,7 @@ def test_what_auto_has_learnt_is_used_when_somebody_asks_for_it(make: Make) -> N
     assert lengths.is_active
 
 
-def test_it_is_switched_while_jobs_wait(make: Make) -> None:
+def test_it_is_switched_while_jobs_wait(make):
     setup = make(bucket_by="none")
     setup.put(10, 1000, 11)
     setup.batcher.reconfigure(Batching(policy="greedy", size=8, bucket_by="length"))
@@ -276,7 +276,7 @@ def test_it_is_switched_while_jobs_wait(make: Make) -> None:
     assert setup.finish_all() == [[5], [10, 1000, 11]]
 
 
-def test_a_job_whose_worker_died_runs_alone_and_the_others_by_length(make: Make) -> None:
+def test_a_job_whose_worker_died_runs_alone_and_the_others_by_length(make):
     setup = make()
     (job,) = setup.put(10)
     setup.hire()
@@ -289,9 +289,7 @@ def test_a_job_whose_worker_died_runs_alone_and_the_others_by_length(make: Make)
     assert setup.finish_all() == [[10], [10], [10, 10], [1000]]
 
 
-def test_a_long_request_that_cannot_be_in_time_is_refused_and_a_short_one_is_not(
-    make: Make,
-) -> None:
+def test_a_long_request_that_cannot_be_in_time_is_refused_and_a_short_one_is_not(make):
     setup = make(policy="adaptive", max_latency=0.05, delay=0.0)
     learn_in_time(setup)
     with pytest.raises(Overloaded):
@@ -300,12 +298,12 @@ def test_a_long_request_that_cannot_be_in_time_is_refused_and_a_short_one_is_not
     assert setup.finish_all() == [[50]]
 
 
-def test_a_list_that_is_admitted_to_learn_what_it_costs_is_formed_by_length(make: Make) -> None:
+def test_a_list_that_is_admitted_to_learn_what_it_costs_is_formed_by_length(make):
     setup = make(policy="adaptive", max_latency=0.05, delay=0.0)
     learn_in_time(setup)
     setup.loop.now += 60.0
     jobs = [
-        setup.fakes.AwaitedJob(
+        fakes.AwaitedJob(
             Input(str(length), {}, [Part("body", "", bytes(length))]),
             setup.loop.now,
             setup.loop.create_future(),
@@ -325,11 +323,11 @@ def learn_in_time(setup: Setup) -> None:
         setup.finish_all()
 
 
-def test_whoever_is_admitted_is_answered_in_time(make: Make) -> None:
+def test_whoever_is_admitted_is_answered_in_time(make):
     setup = make(policy="adaptive", max_latency=0.1, delay=0.0)
     learn_in_time(setup)
     rng = random.Random(1)
-    jobs: list[Job] = []
+    jobs = []
     for _ in range(200):
         for _ in range(rng.randint(0, 8)):
             try:
@@ -347,7 +345,7 @@ def test_whoever_is_admitted_is_answered_in_time(make: Make) -> None:
     assert len(answered) > 0.5 * len(jobs)
 
 
-def test_thousands_that_are_late_are_refused_at_once(make: Make) -> None:
+def test_thousands_that_are_late_are_refused_at_once(make):
     setup = make(policy="adaptive", max_latency=0.1, delay=0.0)
     learn_in_time(setup)
     setup.put(50)
@@ -359,7 +357,7 @@ def test_thousands_that_are_late_are_refused_at_once(make: Make) -> None:
     assert all(isinstance(job.future.exception(), Overloaded) for job in jobs)
 
 
-def test_a_question_that_comes_while_a_batch_is_held_leaves_alone(make: Make) -> None:
+def test_a_question_that_comes_while_a_batch_is_held_leaves_alone(make):
     setup = make(policy="fixed", size=4, delay=10.0)
     setup.hire()
     setup.put(10, 11)
@@ -367,9 +365,7 @@ def test_a_question_that_comes_while_a_batch_is_held_leaves_alone(make: Make) ->
     assert setup.batches == [[0]]
 
 
-def test_the_size_that_is_cheapest_with_failures_does_not_depend_on_the_last_length(
-    make: Make,
-) -> None:
+def test_the_size_that_is_cheapest_with_failures_does_not_depend_on_the_last_length(make):
     setup = make(lambda size, longest: 0.05 + 0.00001 * size * longest, compiled_sizes=(1, 4, 8))
     learn(setup, batches=60)
     for _ in range(20):
@@ -389,7 +385,7 @@ def test_the_size_that_is_cheapest_with_failures_does_not_depend_on_the_last_len
 # -- what the handler says -------------------------------------------------------------------------
 
 
-def test_what_the_handler_says_is_learnt_and_used(make: Make) -> None:
+def test_what_the_handler_says_is_learnt_and_used(make):
     setup = make(lambda size, longest: padded(size, min(longest, 300)))
     setup.hire()
     assert setup.batcher.learning.lengths is not None
@@ -409,7 +405,7 @@ def test_what_the_handler_says_is_learnt_and_used(make: Make) -> None:
 @pytest.mark.parametrize(
     "found", [[[0, -1.0]], [[7, 3.0]], [[-1, 3.0]], [[0, math.nan]], [[0, math.inf]], [[0, 1e200]]]
 )
-def test_what_it_cannot_tell_changes_nothing(make: Make, found: Any) -> None:
+def test_what_it_cannot_tell_changes_nothing(make, found):
     setup = make()
     setup.hire()
     for _ in range(60):
@@ -426,7 +422,7 @@ def test_what_it_cannot_tell_changes_nothing(make: Make, found: Any) -> None:
     assert setup.batcher.learn_lengths(setup.batch, [[0, 3.0]]) == 0
 
 
-def test_the_history_tells_what_was_padded(make: Make) -> None:
+def test_the_history_tells_what_was_padded(make):
     setup = make()
     setup.put(100, 100, 50)
     setup.hire()

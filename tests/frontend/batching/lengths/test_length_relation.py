@@ -10,7 +10,7 @@ def tokens(seen: float) -> float:
     return min(512.0, max(1.0, (seen - 30) / 3))
 
 
-def test_a_relation_is_learnt_from_pairs() -> None:
+def test_a_relation_is_learnt_from_pairs():
     relation, rng = LengthRelation(), random.Random(0)
     changes = []
     for _ in range(400):
@@ -24,7 +24,7 @@ def test_a_relation_is_learnt_from_pairs() -> None:
     assert relation.length(4000.0) == pytest.approx(relation.length(3000.0), rel=0.2)  # both cut
 
 
-def test_it_never_falls() -> None:
+def test_it_never_falls():
     relation, rng = LengthRelation(), random.Random(0)
     for _ in range(200):
         seen = rng.uniform(1, 5000)
@@ -33,7 +33,7 @@ def test_it_never_falls() -> None:
     assert lengths == sorted(lengths)
 
 
-def test_where_bytes_say_nothing_they_stay_the_length() -> None:
+def test_where_bytes_say_nothing_they_stay_the_length():
     relation, rng = LengthRelation(), random.Random(0)
     for _ in range(300):
         assert not relation.learn(rng.uniform(40, 60), rng.uniform(1, 1000))
@@ -42,7 +42,7 @@ def test_where_bytes_say_nothing_they_stay_the_length() -> None:
     assert "explains" in relation.why
 
 
-def test_empty_inputs_are_as_long_as_they_are_said_to_be() -> None:
+def test_empty_inputs_are_as_long_as_they_are_said_to_be():
     relation = LengthRelation()
     relation.learn(0.0, 3.0)
     relation.learn(0.0, 3.0)
@@ -52,13 +52,13 @@ def test_empty_inputs_are_as_long_as_they_are_said_to_be() -> None:
     assert relation.length(0.0) == pytest.approx(3.0, abs=0.5)
 
 
-def test_what_is_constant_explains_nothing() -> None:
+def test_what_is_constant_explains_nothing():
     relation = LengthRelation()
     for _ in range(100):
         assert not relation.learn(50.0, 7.0)
 
 
-def test_a_relation_that_is_lost_is_used_no_more() -> None:
+def test_a_relation_that_is_lost_is_used_no_more():
     relation, rng = LengthRelation(), random.Random(0)
     for _ in range(100):
         seen = rng.uniform(10, 1000)

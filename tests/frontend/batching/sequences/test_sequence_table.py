@@ -184,7 +184,7 @@ class Play:
             self.table.discard(job)
 
 
-def test_the_jobs_of_a_sequence_follow_each_other_and_those_of_others_go_beside() -> None:
+def test_the_jobs_of_a_sequence_follow_each_other_and_those_of_others_go_beside():
     play = Play()
     a, b, other = play.put("s"), play.put("s"), play.put("t")
     assert play.worker.queue == [a, other]
@@ -195,7 +195,7 @@ def test_the_jobs_of_a_sequence_follow_each_other_and_those_of_others_go_beside(
     assert [a.is_first, b.is_first, other.is_first] == [True, False, True]
 
 
-def test_sequences_go_where_the_fewest_are_and_stay_there() -> None:
+def test_sequences_go_where_the_fewest_are_and_stay_there():
     play = Play(workers=3)
     jobs = [play.served(sequence_id) for sequence_id in "abcd"]
     assert [len(worker.open) for worker in play.workers] == [2, 1, 1]
@@ -204,7 +204,7 @@ def test_sequences_go_where_the_fewest_are_and_stay_there() -> None:
     assert len(jobs) == play.table.open == 4
 
 
-def test_a_sequence_waits_for_a_slot_and_gets_the_first_that_is_free() -> None:
+def test_a_sequence_waits_for_a_slot_and_gets_the_first_that_is_free():
     play = Play(slots=1)
     play.served("a")
     waiting = play.put("b")
@@ -214,7 +214,7 @@ def test_a_sequence_waits_for_a_slot_and_gets_the_first_that_is_free() -> None:
     assert play.worker.told == ["a begins", "a end"]
 
 
-def test_a_slot_more_is_taken_at_once() -> None:
+def test_a_slot_more_is_taken_at_once():
     play = Play(slots=1)
     play.put("a")
     waiting = play.put("b")
@@ -222,7 +222,7 @@ def test_a_slot_more_is_taken_at_once() -> None:
     assert waiting in play.worker.queue
 
 
-def test_who_gets_no_slot_in_time_is_answered_so() -> None:
+def test_who_gets_no_slot_in_time_is_answered_so():
     play = Play(slots=1)
     play.put("a")
     play.worker.run()
@@ -233,7 +233,7 @@ def test_who_gets_no_slot_in_time_is_answered_so() -> None:
     assert (play.table.open, play.table.waiting) == (1, 0)
 
 
-def test_there_is_room_for_so_many_sequences_and_so_many_jobs_of_each() -> None:
+def test_there_is_room_for_so_many_sequences_and_so_many_jobs_of_each():
     play = Play(slots=1)
     for sequence_id in "abcd":
         play.put(sequence_id)
@@ -245,7 +245,7 @@ def test_there_is_room_for_so_many_sequences_and_so_many_jobs_of_each() -> None:
         play.put("a")
 
 
-def test_a_refused_opener_leaves_nothing_behind() -> None:
+def test_a_refused_opener_leaves_nothing_behind():
     play = Play()
     play.worker.refuses = True
     job = play.put("a")
@@ -254,7 +254,7 @@ def test_a_refused_opener_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_whoever_leaves_before_its_turn_leaves_the_others_in_order(place: int) -> None:
+def test_whoever_leaves_before_its_turn_leaves_the_others_in_order(place):
     play = Play()
     jobs = [play.put("a", str(number)) for number in range(3)]
     play.leave(jobs.pop(place))
@@ -266,14 +266,14 @@ def test_whoever_leaves_before_its_turn_leaves_the_others_in_order(place: int) -
     assert play.table.open == 1
 
 
-def test_a_sequence_whose_only_job_left_before_its_turn_has_never_been() -> None:
+def test_a_sequence_whose_only_job_left_before_its_turn_has_never_been():
     play = Play(slots=1)
     for sequence_id in ("a", "b"):  # one has a slot, the other waits
         play.leave(play.put(sequence_id))
     assert (play.table.open, play.table.waiting, play.ended, play.worker.told) == (0, 0, [], [])
 
 
-def test_what_runs_holds_up_what_follows_though_its_client_has_left() -> None:
+def test_what_runs_holds_up_what_follows_though_its_client_has_left():
     play = Play()
     job, following = play.put("a"), play.put("a")
     play.worker.run()
@@ -283,7 +283,7 @@ def test_what_runs_holds_up_what_follows_though_its_client_has_left() -> None:
     assert play.worker.queue == [following]
 
 
-def test_idle_sequences_end_and_those_with_jobs_do_not() -> None:
+def test_idle_sequences_end_and_those_with_jobs_do_not():
     play = Play()
     play.served("idle")
     play.put("busy")
@@ -295,7 +295,7 @@ def test_idle_sequences_end_and_those_with_jobs_do_not() -> None:
     assert play.table.open == 2
 
 
-def test_an_idle_sequence_whose_client_had_left_is_answered_apart() -> None:
+def test_an_idle_sequence_whose_client_had_left_is_answered_apart():
     play = Play()
     job = play.put("a")
     play.worker.run()
@@ -305,7 +305,7 @@ def test_an_idle_sequence_whose_client_had_left_is_answered_apart() -> None:
     assert play.worker.told == ["a begins", "a client_gone"]
 
 
-def test_nobody_can_go_on_with_an_id_that_nobody_was_told() -> None:
+def test_nobody_can_go_on_with_an_id_that_nobody_was_told():
     play = Play()
     job = play.put(f"{MADE_HERE}1", starts=True)
     play.worker.run()
@@ -315,7 +315,7 @@ def test_nobody_can_go_on_with_an_id_that_nobody_was_told() -> None:
     assert play.table.open == 0
 
 
-def test_a_sequence_that_is_too_old_ends_behind_what_runs_and_fails_what_waits() -> None:
+def test_a_sequence_that_is_too_old_ends_behind_what_runs_and_fails_what_waits():
     play = Play()
     for _ in range(12):
         play.served("a")
@@ -331,7 +331,7 @@ def test_a_sequence_that_is_too_old_ends_behind_what_runs_and_fails_what_waits()
     assert play.served("a").is_first
 
 
-def test_a_marked_end_ends_behind_its_job_and_the_next_begins_anew() -> None:
+def test_a_marked_end_ends_behind_its_job_and_the_next_begins_anew():
     play = Play()
     play.put("a", ends=True)
     following = play.put("a")
@@ -342,7 +342,7 @@ def test_a_marked_end_ends_behind_its_job_and_the_next_begins_anew() -> None:
     assert play.worker.told == ["a begins", "a end", "a begins"]
 
 
-def test_a_marked_start_begins_anew_behind_what_came_before() -> None:
+def test_a_marked_start_begins_anew_behind_what_came_before():
     play = Play()
     before, start = play.put("a"), play.put("a", starts=True)
     play.worker.run()
@@ -354,7 +354,7 @@ def test_a_marked_start_begins_anew_behind_what_came_before() -> None:
     assert play.table.open == 1
 
 
-def test_with_continuous_batching_the_next_joins_and_the_end_waits_for_both() -> None:
+def test_with_continuous_batching_the_next_joins_and_the_end_waits_for_both():
     play = Play()
     story, stop, anew = play.put("a"), play.put("a", ends=True), play.put("a")
     play.worker.run()
@@ -368,7 +368,7 @@ def test_with_continuous_batching_the_next_joins_and_the_end_waits_for_both() ->
     assert play.worker.queue == [anew]
 
 
-def test_a_handler_ends_its_own_sequences_and_no_others() -> None:
+def test_a_handler_ends_its_own_sequences_and_no_others():
     play = Play(workers=2)
     play.served("mine")
     play.served("others")
@@ -382,7 +382,7 @@ def test_a_handler_ends_its_own_sequences_and_no_others() -> None:
     assert play.table.open == 1
 
 
-def test_who_comes_back_after_its_call_was_broken_off_is_answered() -> None:
+def test_who_comes_back_after_its_call_was_broken_off_is_answered():
     play = Play()
     play.served("a")
     play.table.leave("a")
@@ -393,7 +393,7 @@ def test_who_comes_back_after_its_call_was_broken_off_is_answered() -> None:
     assert play.served("a", starts=True).is_first
 
 
-def test_an_id_of_the_servers_that_is_over_is_not_opened_by_surprise() -> None:
+def test_an_id_of_the_servers_that_is_over_is_not_opened_by_surprise():
     play = Play()
     play.served(f"{MADE_HERE}1", starts=True)
     play.wait(11)
@@ -402,7 +402,7 @@ def test_an_id_of_the_servers_that_is_over_is_not_opened_by_surprise() -> None:
     assert play.served(f"{MADE_HERE}1", starts=True).is_first
 
 
-def test_when_a_worker_dies_all_of_its_sequences_are_told() -> None:
+def test_when_a_worker_dies_all_of_its_sequences_are_told():
     play = Play(workers=2)
     for sequence_id in "abcd":
         play.served(sequence_id)
@@ -422,7 +422,7 @@ def test_when_a_worker_dies_all_of_its_sequences_are_told() -> None:
     assert play.table.open == 4
 
 
-def test_who_waits_behind_a_lost_job_with_a_start_begins_anew_elsewhere() -> None:
+def test_who_waits_behind_a_lost_job_with_a_start_begins_anew_elsewhere():
     play = Play()
     play.put("a")
     play.worker.run()
@@ -434,7 +434,7 @@ def test_who_waits_behind_a_lost_job_with_a_start_begins_anew_elsewhere() -> Non
     assert following.answers == []
 
 
-def test_a_sequence_that_the_dead_worker_had_not_seen_goes_elsewhere() -> None:
+def test_a_sequence_that_the_dead_worker_had_not_seen_goes_elsewhere():
     play = Play()
     job = play.put("a")
     play.worker.die()
@@ -442,7 +442,7 @@ def test_a_sequence_that_the_dead_worker_had_not_seen_goes_elsewhere() -> None:
     assert play.ended == []
 
 
-def test_clients_who_never_say_start_can_go_on_after_a_while() -> None:
+def test_clients_who_never_say_start_can_go_on_after_a_while():
     play = Play()
     play.served("a")
     play.worker.die()
@@ -453,7 +453,7 @@ def test_clients_who_never_say_start_can_go_on_after_a_while() -> None:
     assert play.served("a").answers == ["done"]
 
 
-def test_a_sequence_whose_first_request_failed_begins_with_the_next() -> None:
+def test_a_sequence_whose_first_request_failed_begins_with_the_next():
     play = Play()
     first, second, third = (play.put("a") for _ in range(3))
     play.worker.run()
@@ -467,7 +467,7 @@ def test_a_sequence_whose_first_request_failed_begins_with_the_next() -> None:
     assert play.worker.told == ["a begins", "a fails", "a begins", "a end"]
 
 
-def test_of_a_sequence_that_only_failed_the_handler_hears_the_end() -> None:
+def test_of_a_sequence_that_only_failed_the_handler_hears_the_end():
     play = Play()
     play.put("a")
     play.worker.run()
@@ -478,7 +478,7 @@ def test_of_a_sequence_that_only_failed_the_handler_hears_the_end() -> None:
     assert play.worker.told == ["a begins", "a fails", "a client_gone"]
 
 
-def test_a_worker_that_is_stopped_answers_what_was_accepted_and_tells_its_handler() -> None:
+def test_a_worker_that_is_stopped_answers_what_was_accepted_and_tells_its_handler():
     play = Play()
     play.served("idle")
     first, second = play.put("busy"), play.put("busy")
@@ -502,7 +502,7 @@ def test_a_worker_that_is_stopped_answers_what_was_accepted_and_tells_its_handle
     assert other.queue == [start]
 
 
-def test_when_no_worker_is_left_all_that_wait_are_answered() -> None:
+def test_when_no_worker_is_left_all_that_wait_are_answered():
     play = Play(workers=0)
     jobs = [play.put("a"), play.put("a"), play.put("b")]
     play.table.fail_queued(NoWorker("none"))
@@ -657,7 +657,7 @@ class Anything(RuleBasedStateMachine):
         assert not any(worker.open for worker in play.workers)
 
 
-def test_whatever_comes_in_whatever_order() -> None:
+def test_whatever_comes_in_whatever_order():
     run_state_machine_as_test(
         Anything, settings=settings(max_examples=100, stateful_step_count=50, deadline=None)
     )

@@ -22,7 +22,7 @@ def addresses(settings: Mapping[str, str]) -> tuple[str, str]:
     )
 
 
-def test_kserve_is_recognised_by_its_mount_and_its_variables() -> None:
+def test_kserve_is_recognised_by_its_mount_and_its_variables():
     found = choose_platform(None, Surroundings(ENVELOPE, STORE, FILE))
     assert found.name == "kserve"
     assert f"{FILE} lies where KServe mounts models, and TS_SERVICE_ENVELOPE is set" in found.note
@@ -37,7 +37,7 @@ def test_kserve_is_recognised_by_its_mount_and_its_variables() -> None:
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, STORE, FILE),
     ],
 )
-def test_half_of_it_is_not_enough(environ, settings, file) -> None:
+def test_half_of_it_is_not_enough(environ, settings, file):
     assert KSERVE.evidence(Surroundings(environ, settings, file)) == ""
 
 
@@ -55,7 +55,7 @@ def test_half_of_it_is_not_enough(environ, settings, file) -> None:
 )
 def test_listeners_make_room_for_those_of_kserve_and_management_stays_inside(
     inference, management, became
-) -> None:
+):
     settings = {
         "inference_address": f"http://{inference}",
         "management_address": f"http://{management}",
@@ -63,34 +63,34 @@ def test_listeners_make_room_for_those_of_kserve_and_management_stays_inside(
     assert addresses(settings) == became
 
 
-def test_the_defaults_of_torchserve_make_room_too() -> None:
+def test_the_defaults_of_torchserve_make_room_too():
     assert addresses({}) == ("127.0.0.1:8085", "127.0.0.1:8086")
 
 
 @pytest.mark.parametrize("port", [8080, 8081])
-def test_metrics_make_room_too_and_open_no_port_of_kserve_before_the_models_are_ready(port) -> None:
+def test_metrics_make_room_too_and_open_no_port_of_kserve_before_the_models_are_ready(port):
     settings = {"metrics_address": f"http://0.0.0.0:{port}"}
     found = choose_platform("kserve", Surroundings({}, settings, decided=frozenset(settings)))
     assert found.texts["metrics_address"] == "http://0.0.0.0:8082"
 
 
-def test_without_grpc_nothing_is_said_of_it() -> None:
+def test_without_grpc_nothing_is_said_of_it():
     found = choose_platform("kserve", Surroundings({}, {"enable_grpc": "false"}))
     assert not found.setup.grpc_inference
     assert "grpc:" not in found.note
 
 
-def test_a_unix_socket_stays() -> None:
+def test_a_unix_socket_stays():
     settings = {"inference_address": "unix:/run/a", "management_address": "unix:/run/b"}
     assert addresses(settings) == ("unix:/run/a", "unix:/run/b")
 
 
-def test_an_address_that_cannot_be_read_is_left_to_whoever_says_so() -> None:
+def test_an_address_that_cannot_be_read_is_left_to_whoever_says_so():
     changes = KSERVE.set_up(Surroundings({}, {"inference_address": "8085"})).changes
     assert "inference_address" not in {change.key for change in changes}
 
 
-def test_an_operator_may_have_management_outside_but_nothing_at_the_ports_of_kserve() -> None:
+def test_an_operator_may_have_management_outside_but_nothing_at_the_ports_of_kserve():
     settings = {
         "inference_address": "http://0.0.0.0:8080",
         "management_address": "http://0.0.0.0:8085",

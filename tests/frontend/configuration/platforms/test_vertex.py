@@ -19,19 +19,19 @@ def changes(environ, **settings):
     return {each.key: each.text for each in VERTEX.set_up(Surroundings(environ, settings)).changes}
 
 
-def test_vertex_is_recognised_by_what_it_tells_containers() -> None:
+def test_vertex_is_recognised_by_what_it_tells_containers():
     found = choose_platform(None, Surroundings(TOLD, {}))
     assert (found.name, found.setup.predict_route) == ("vertex", "/predictions/m")
     assert found.texts["inference_address"] == "http://0.0.0.0:7080"
 
 
 @pytest.mark.parametrize("missing", TOLD)
-def test_all_three_are_needed(missing: str) -> None:
+def test_all_three_are_needed(missing):
     environ = {name: text for name, text in TOLD.items() if name != missing}
     assert VERTEX.evidence(Surroundings(environ, {})) == ""
 
 
-def test_what_is_stored_is_the_model_where_nobody_names_one() -> None:
+def test_what_is_stored_is_the_model_where_nobody_names_one():
     found = changes(STORED)
     assert found["load_models"] == "model=gs://b.c/models/7/model.mar"
     assert found["service_envelope"] == "json"
@@ -41,13 +41,13 @@ def test_what_is_stored_is_the_model_where_nobody_names_one() -> None:
         check_allowed("gs://b-c/models/7/model.mar", allowed)
 
 
-def test_a_directory_is_the_model_store() -> None:
+def test_a_directory_is_the_model_store():
     found = changes({**TOLD, "AIP_STORAGE_URI": "/mnt/model"})
     assert (found["model_store"], found["load_models"]) == ("/mnt/model", "model=model.mar")
     assert "allowed_urls" not in found
 
 
 @pytest.mark.parametrize("key", ["load_models", "model_snapshot", "model_catalog"])
-def test_whoever_names_models_is_left_alone(key: str) -> None:
+def test_whoever_names_models_is_left_alone(key):
     assert "load_models" not in changes(STORED, **{key: "x"})
     assert "service_envelope" not in changes(STORED, **{key: "x"})

@@ -1,14 +1,12 @@
 """A stateful model version over a fake worker, with each way to dispatch requests."""
 
 import asyncio
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 
 from marserve.frontend.errors import BadRequest, SequenceOver
-from marserve.frontend.serving.model_version import ModelVersion
 
 KINDS: dict[str, dict[str, Any]] = {
     "batched": {},
@@ -19,10 +17,10 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS)
-def serve(request: pytest.FixtureRequest, serve_model: Callable[..., Any]) -> Callable[..., Any]:
+def serve(request, serve_model):
     """A stateful model with ready workers, dispatched to in one of the ways."""
 
-    def make(*lives: Any, **options: Any) -> Any:
+    def make(*lives, **options):
         limits = {"sequence_max_idle": 60.0, "max_sequences": 4, "max_sequence_queue": 9}
         return serve_model(*lives, stateful=True, **limits, **request.param, **options)
 
@@ -30,8 +28,8 @@ def serve(request: pytest.FixtureRequest, serve_model: Callable[..., Any]) -> Ca
 
 
 @pytest.fixture
-def send(fakes: ModuleType) -> Callable[..., asyncio.Task[Any]]:
-    def begin(model: ModelVersion, sequence_id: str, body: bytes) -> asyncio.Task[Any]:
+def send():
+    def begin(model, sequence_id, body):
         input_ = fakes.make_input(body, ts_request_sequence_id=sequence_id)
         request = fakes.make_request(input_)
         return asyncio.ensure_future(model.predict(request))
@@ -39,13 +37,8 @@ def send(fakes: ModuleType) -> Callable[..., asyncio.Task[Any]]:
     return begin
 
 
-def test_the_requests_of_a_sequence_reach_one_worker_in_order(
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    serve: Callable[..., Any],
-    send: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+def test_the_requests_of_a_sequence_reach_one_worker_in_order(run, serve, send):
+    async def scenario():
         async with serve(fakes.Life(seconds=1.0), workers=2) as model:
             sent = [send(model, id_, f"{id_}{n}".encode()) for n in range(3) for id_ in "ab"]
             assert [(await each).body for each in sent] == [
@@ -67,13 +60,8 @@ def test_the_requests_of_a_sequence_reach_one_worker_in_order(
     run(scenario())
 
 
-def test_a_worker_that_dies_ends_its_sequences_and_their_requests_are_not_retried(
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    serve: Callable[..., Any],
-    send: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_dies_ends_its_sequences_and_their_requests_are_not_retried(run, serve, send):
+    async def scenario():
         lives = fakes.Life(predict=["die"], seconds=1.0), fakes.Life()
         async with serve(*lives) as model:
             sent = [send(model, "a", b"0"), send(model, "a", b"1")]
@@ -89,13 +77,8 @@ def test_a_worker_that_dies_ends_its_sequences_and_their_requests_are_not_retrie
     run(scenario())
 
 
-def test_a_worker_that_is_stopped_answers_what_it_has_accepted(
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    serve: Callable[..., Any],
-    send: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_is_stopped_answers_what_it_has_accepted(run, serve, send):
+    async def scenario():
         async with serve(fakes.Life(seconds=1.0), workers=2) as model:
             sent = [send(model, id_, id_.encode()) for id_ in "abcbb"]
             await fakes.drain_loop()
@@ -110,10 +93,8 @@ def test_a_worker_that_is_stopped_answers_what_it_has_accepted(
     run(scenario())
 
 
-def test_rows_of_one_request_are_refused(
-    run: Callable[..., Any], fakes: ModuleType, serve: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_rows_of_one_request_are_refused(run, serve):
+    async def scenario():
         async with serve() as model:
             input_ = fakes.make_input()
             request = fakes.make_request(input_)

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -71,14 +70,9 @@ async def rate_of_good(put: Any, share: float, *, distinct: bool) -> tuple[float
     ],
 )
 def test_good_requests_are_answered_and_as_fast_as_the_share_of_bad_ones_allows(
-    share: float,
-    distinct: bool,
-    names: bool,
-    least: float,
-    run: Callable[..., Any],
-    served: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+    share, distinct, names, least, run, served
+):
+    async def scenario():
         options = {"size": 8, "seconds": 0.02, "predict": [partial(handler, names=names)]}
         way = partial(Batched, timeout=60.0)
         async with served(way, batching={"delay": 0.02}, **options) as put:

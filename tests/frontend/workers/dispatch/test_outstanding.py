@@ -1,9 +1,9 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
-from types import ModuleType
 from typing import Any
 
+import fakes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,61 +40,55 @@ async def through(
         yield Reply(predictions=[Prediction(id_.encode()) for id_ in ids])
 
 
-def in_stages(  # noqa: C901 - a class of simple methods, whose base comes by a fixture
-    fakes: ModuleType, seconds: Sequence[float], fates: Mapping[str, str]
-) -> Any:
-    """Workers whose stages overlap, each stage for so long, as `backend.pipeline` does it.
+class StagedWorker(fakes.FakeWorker):
+    """A worker whose stages overlap, each stage for so long, as `backend.pipeline` does it.
 
     A fate is ``raises``, or ``kills-0`` to ``kills-2``: the stage at whose end the worker dies.
     """
 
-    class Worker(fakes.FakeWorker):  # type: ignore[name-defined, misc]
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            self.stages = [asyncio.Lock() for _ in seconds]
-            self.tasks: list[Any] = []
-            self.max_under_way = self.under_way = 0
+    def __init__(self, seconds, fates, *args):
+        super().__init__(*args)
+        self.seconds, self.fates = seconds, fates
+        self.stages = [asyncio.Lock() for _ in seconds]
+        self.tasks = []
+        self.max_under_way = self.under_way = 0
 
-        async def _obey(self, message: Any, writer: Any) -> None:
-            if isinstance(message, Load):
-                await super()._obey(message, writer)
+    async def _obey(self, message, writer):
+        if isinstance(message, Load):
+            await super()._obey(message, writer)
+            return
+        self.batches.append([input_.id for input_ in message.inputs])
+        self.under_way += 1
+        self.max_under_way = max(self.max_under_way, self.under_way)
+        self.tasks.append(asyncio.ensure_future(self._pass_on(message, writer)))
+
+    async def _pass_on(self, message, writer):
+        async for reply in through(self.stages, self.seconds, self.fates, message):
+            if reply == "die":
+                self.crash()
                 return
-            self.batches.append([input_.id for input_ in message.inputs])
-            self.under_way += 1
-            self.max_under_way = max(self.max_under_way, self.under_way)
-            self.tasks.append(asyncio.ensure_future(self._pass_on(message, writer)))
+            reply.number = message.number
+            writer.write(b"".join(encode(reply)))
+        self.under_way -= 1
 
-        async def _pass_on(self, message: Any, writer: Any) -> None:
-            async for reply in through(self.stages, seconds, fates, message):
-                if reply == "die":
-                    self.crash()
-                    return
-                reply.number = message.number
-                writer.write(b"".join(encode(reply)))
-            self.under_way -= 1
+    def crash(self):
+        super().crash()
+        for task in self.tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
 
-        def crash(self) -> None:
-            super().crash()
-            for task in self.tasks:
-                if task is not asyncio.current_task():
-                    task.cancel()
-
-        async def stop(self, grace: float, *close: Any) -> int:
-            self.crash()
-            return int(await super().stop(grace, *close))
-
-    return Worker
+    async def stop(self, grace, *close):
+        self.crash()
+        return int(await super().stop(grace, *close))
 
 
 @pytest.fixture
-def overlapping(
-    fakes: ModuleType, served: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
+def overlapping(served, monkeypatch):
     """Queues served by a worker whose stages overlap."""
 
-    def make(seconds: Sequence[float] = STAGES, **options: Any) -> Any:
+    def make(seconds=STAGES, **options):
         fates = options.pop("fates", {})
-        monkeypatch.setattr(fakes, "FakeWorker", in_stages(fakes, seconds, fates))
+        monkeypatch.setattr(fakes, "FakeWorker", partial(StagedWorker, seconds, fates))
         way = partial(
             dispatch_batches,
             timeout=options.pop("timeout", 60.0),
@@ -116,14 +110,8 @@ async def ends(*jobs: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("outstanding", "seconds_each"), [(None, 1.0), (4, 1.0), (16, 1.0), (3, 1.0), (1, 3.0)]
 )
-def test_the_slowest_stage_sets_the_pace(
-    outstanding: int | None,
-    seconds_each: float,
-    run: Callable[..., Any],
-    loop: Any,
-    overlapping: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+def test_the_slowest_stage_sets_the_pace(outstanding, seconds_each, run, loop, overlapping):
+    async def scenario():
         async with overlapping(outstanding=outstanding) as put:
             began = loop.time()
             jobs = [put(str(n)) for n in range(10)]
@@ -134,10 +122,8 @@ def test_the_slowest_stage_sets_the_pace(
 
 
 @pytest.mark.parametrize(("outstanding", "expected"), [(None, 4), (2, 2), (4, 4), (6, 6)])
-def test_so_many_batches_are_outstanding_and_no_more(
-    outstanding: int | None, expected: int, run: Callable[..., Any], overlapping: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_so_many_batches_are_outstanding_and_no_more(outstanding, expected, run, overlapping):
+    async def scenario():
         async with overlapping(outstanding=outstanding) as put:
             await ends(*[put(str(n)) for n in range(12)])
             assert put.workers[0].max_under_way == expected
@@ -145,10 +131,8 @@ def test_so_many_batches_are_outstanding_and_no_more(
     run(scenario())
 
 
-def test_who_cannot_be_begun_with_waits_in_the_queue_for_company(
-    run: Callable[..., Any], overlapping: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_who_cannot_be_begun_with_waits_in_the_queue_for_company(run, overlapping):
+    async def scenario():
         async with overlapping((0.1, 1.0, 0.1), size=8) as put:
             jobs = []
             for n in range(20):
@@ -164,9 +148,9 @@ def test_who_cannot_be_begun_with_waits_in_the_queue_for_company(
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_request_that_kills_its_worker_dies_of_the_second_and_takes_nobody_along(
-    stage: int, run: Callable[..., Any], overlapping: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+    stage, run, overlapping
+):
+    async def scenario():
         async with overlapping(fates={"2": f"kills-{stage}"}) as put:
             jobs = [put(str(n)) for n in range(6)]
             assert await ends(*jobs) == ["0", "1", f"{DIED}!", "3", "4", "5"]
@@ -175,10 +159,8 @@ def test_a_request_that_kills_its_worker_dies_of_the_second_and_takes_nobody_alo
     run(scenario())
 
 
-def test_behind_a_request_that_was_in_a_crash_nothing_is_sent(
-    run: Callable[..., Any], overlapping: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_behind_a_request_that_was_in_a_crash_nothing_is_sent(run, overlapping):
+    async def scenario():
         async with overlapping() as put:
             jobs = [put(str(n)) for n in range(6)]
             await asyncio.sleep(2.5)
@@ -190,10 +172,8 @@ def test_behind_a_request_that_was_in_a_crash_nothing_is_sent(
     run(scenario())
 
 
-def test_a_failed_batch_is_split_while_others_go_on(
-    run: Callable[..., Any], overlapping: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_failed_batch_is_split_while_others_go_on(run, overlapping):
+    async def scenario():
         async with overlapping(size=4, fates={"5": "raises"}, batching={"delay": 0.5}) as put:
             jobs = [put(str(n)) for n in range(12)]
             answers = [str(n) for n in range(12)]
@@ -205,10 +185,8 @@ def test_a_failed_batch_is_split_while_others_go_on(
     run(scenario())
 
 
-def test_a_worker_that_is_stopped_answers_all_of_them_and_takes_no_more(
-    run: Callable[..., Any], overlapping: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_is_stopped_answers_all_of_them_and_takes_no_more(run, overlapping):
+    async def scenario():
         async with overlapping() as put:
             jobs = [put(str(n)) for n in range(6)]
             await asyncio.sleep(2.5)
@@ -218,12 +196,10 @@ def test_a_worker_that_is_stopped_answers_all_of_them_and_takes_no_more(
     run(scenario())
 
 
-def test_silence_counts_from_the_last_word_of_the_worker(
-    run: Callable[..., Any], loop: Any, overlapping: Callable[..., Any]
-) -> None:
+def test_silence_counts_from_the_last_word_of_the_worker(run, loop, overlapping):
     """Each stage takes less than the timeout, all that is outstanding takes more."""
 
-    async def scenario() -> None:
+    async def scenario():
         async with overlapping((20.0, 20.0, 20.0), timeout=30.0) as put:
             assert await ends(*[put(str(n)) for n in range(4)]) == list("0123")
         async with overlapping((20.0, 40.0, 20.0), timeout=30.0) as put:
@@ -252,18 +228,12 @@ FATES = st.lists(
     st.integers(1, 3),
 )
 def test_everybody_is_answered_once_and_only_the_guilty_fail(
-    fakes: ModuleType,
-    served: Callable[..., Any],
-    fates: list[str],
-    size: int,
-    outstanding: int,
-    seconds: list[float],
-    overlaps: int,
-) -> None:
+    served, fates, size, outstanding, seconds, overlaps
+):
     fate_of = {str(place): fate for place, fate in enumerate(fates)}
     kills = [id_ for id_, fate in fate_of.items() if fate.startswith("kills")]
 
-    async def scenario() -> None:
+    async def scenario():
         way = partial(OutstandingBatches, timeout=60.0, limit=outstanding)
         async with served(way, size=size, load=Loaded(overlaps=overlaps)) as put:
             jobs = {id_: put(id_) for id_ in fate_of}
@@ -282,7 +252,7 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
     loop = fakes.VirtualLoop()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.monotonic", loop.time)
-        patch.setattr(fakes, "FakeWorker", in_stages(fakes, seconds, fate_of))
+        patch.setattr(fakes, "FakeWorker", partial(StagedWorker, seconds, fate_of))
         try:
             loop.run(scenario())
         finally:
@@ -293,21 +263,15 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
     ("overlaps", "outstanding", "count"),
     [(0, None, 1), (0, 1, 1), (1, 1, 1), (1, None, 5), (4, None, 7), (0, 3, 3), (1, 6, 6)],
 )
-def test_how_many_are_outstanding_where_nobody_says(
-    overlaps: int,
-    outstanding: int | None,
-    count: int,
-    run: Callable[..., Any],
-    served: Callable[..., Any],
-) -> None:
-    made: list[Any] = []
+def test_how_many_are_outstanding_where_nobody_says(overlaps, outstanding, count, run, served):
+    made = []
 
-    def way(*args: Any, **kwargs: Any) -> Any:
+    def way(*args, **kwargs):
         limits = {"timeout": 60.0}
         made.append(dispatch_batches(*args, **limits, **kwargs, outstanding=outstanding, devices=2))
         return made[-1]
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(way, load=Loaded(overlaps=overlaps)):
             [dispatch] = made
             assert getattr(dispatch, "limit", 1) == count

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
+import fakes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,12 +102,10 @@ def picky(*bad: str, fits: int = 1000) -> Callable[[Predict], Reply]:
     return answer
 
 
-def test_pieces_reach_their_requests_and_the_next_batch_waits_for_the_last(
-    run: Callable[..., Any], fakes: ModuleType, served: Callable[..., Any]
-) -> None:
+def test_pieces_reach_their_requests_and_the_next_batch_waits_for_the_last(run, served):
     replies = [piece(b"a0", b"b0"), piece(b"a1", b"b1"), last(b"a2", b"b2")]
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(batched, predict=[fakes.echo, replies, fakes.echo]) as put:
             jobs = [put(id_) for id_ in "xabc"]
             assert [await answer_of(job) for job in jobs] == [b"x", b"a0a1a2", b"b0b1b2", b"c"]
@@ -115,12 +114,10 @@ def test_pieces_reach_their_requests_and_the_next_batch_waits_for_the_last(
     run(scenario())
 
 
-def test_a_piece_may_be_of_some_of_the_batch_only(
-    run: Callable[..., Any], fakes: ModuleType, served: Callable[..., Any]
-) -> None:
+def test_a_piece_may_be_of_some_of_the_batch_only(run, served):
     of_b = Piece([Prediction(b"b0")], [1])
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(batched, predict=[fakes.echo, [of_b, last(b"a", b"b")]]) as put:
             jobs = [put(id_) for id_ in "xab"]
             assert [await answer_of(job) for job in jobs] == [b"x", b"a", b"b0b"]
@@ -129,12 +126,10 @@ def test_a_piece_may_be_of_some_of_the_batch_only(
 
 
 @pytest.mark.parametrize("places", [[1], [-1], [0, 0]])
-def test_pieces_that_fit_no_request_lose_the_worker(
-    places: list[int], run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
+def test_pieces_that_fit_no_request_lose_the_worker(places, run, served):
     wrong = Piece([Prediction(b"")], places)
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(batched, predict=[[wrong, last(b"a")]]) as put:
             job = put("a")
             with pytest.raises(Exception, match="Worker died"):
@@ -144,10 +139,8 @@ def test_pieces_that_fit_no_request_lose_the_worker(
     run(scenario())
 
 
-def test_a_failure_behind_the_first_piece_breaks_the_answer_off(
-    run: Callable[..., Any], fakes: ModuleType, served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_failure_behind_the_first_piece_breaks_the_answer_off(run, served):
+    async def scenario():
         replies = [piece(b"a0"), Reply(503, "Prediction failed")]
         async with served(batched, predict=[replies, fakes.echo]) as put:
             assert await answer_of(put("a")) == b"a0!"
@@ -156,10 +149,8 @@ def test_a_failure_behind_the_first_piece_breaks_the_answer_off(
     run(scenario())
 
 
-def test_an_intermediate_failure_ends_the_answers_not_the_worker(
-    run: Callable[..., Any], fakes: ModuleType, served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_an_intermediate_failure_ends_the_answers_not_the_worker(run, served):
+    async def scenario():
         replies = [Piece(code=500, message="out of tokens"), last(b"late")]
         async with served(batched, predict=[replies, fakes.echo]) as put:
             job = put("a")
@@ -170,10 +161,8 @@ def test_an_intermediate_failure_ends_the_answers_not_the_worker(
     run(scenario())
 
 
-def test_silence_after_a_piece_counts_from_the_piece(
-    run: Callable[..., Any], loop: Any, served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_silence_after_a_piece_counts_from_the_piece(run, loop, served):
+    async def scenario():
         async with served(batched, predict=[[piece(b"a0")]], seconds=50.0) as put:
             began = loop.time()
             assert await answer_of(put("a")) == b"a0!"
@@ -182,12 +171,10 @@ def test_silence_after_a_piece_counts_from_the_piece(
     run(scenario())
 
 
-def test_steps_go_on_and_others_join_between_them(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
+def test_steps_go_on_and_others_join_between_them(run, served):
     steps = [step(a=True), step(a=True), step(b=True), step()]
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(continuous, predict=steps, seconds=1.0) as put:
             first = put("a")
             await asyncio.sleep(1.5)
@@ -199,10 +186,8 @@ def test_steps_go_on_and_others_join_between_them(
     run(scenario())
 
 
-def test_a_question_about_the_model_waits_for_the_steps_to_end(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_question_about_the_model_waits_for_the_steps_to_end(run, served):
+    async def scenario():
         async with served(continuous, predict=[step(a=True), step()], seconds=1.0) as put:
             jobs = [put("a"), put("alone", Group.DESCRIBE), put("b")]
             assert await asyncio.gather(*map(answer_of, jobs)) == [b"aa", b"alone", b"b"]
@@ -211,10 +196,8 @@ def test_a_question_about_the_model_waits_for_the_steps_to_end(
     run(scenario())
 
 
-def test_who_has_left_is_left_out_of_the_next_step(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_who_has_left_is_left_out_of_the_next_step(run, served):
+    async def scenario():
         async with served(continuous, predict=[step(a=True)], seconds=1.0) as put:
             job = put("a")
             stream = await job.future
@@ -228,10 +211,8 @@ def test_who_has_left_is_left_out_of_the_next_step(
 
 
 @pytest.mark.parametrize("failure", [Reply(507, "Out of resources"), "die"])
-def test_a_step_that_fails_fails_all_in_it(
-    failure: Any, run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_step_that_fails_fails_all_in_it(failure, run, served):
+    async def scenario():
         async with served(continuous, predict=[step(a=True), failure, step()]) as put:
             assert await answer_of(put("a")) == b"a!"
             assert await answer_of(put("b")) == b"b"
@@ -239,18 +220,16 @@ def test_a_step_that_fails_fails_all_in_it(
     run(scenario())
 
 
-def test_the_request_that_a_failed_step_is_about_begins_alone_the_next_time(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    def handler(batch: Predict) -> Reply:
+def test_the_request_that_a_failed_step_is_about_begins_alone_the_next_time(run, served):
+    def handler(batch):
         ids = [input_.id for input_ in batch.inputs]
         if "x" in ids and len(ids) > 1:
             return Reply(503, "bad", suspect=ids.index("x"), raised_at="handler.py:3")
         return step(x=True)(batch) if "x" not in answered else step()(batch)
 
-    answered: list[str] = []
+    answered = []
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(continuous, size=3, predict=[handler]) as put:
             assert await outcomes(put, *"axb") == ["bad!", "bad!", "bad!"]
             answered.append("x")
@@ -263,10 +242,8 @@ def test_the_request_that_a_failed_step_is_about_begins_alone_the_next_time(
     run(scenario())
 
 
-def test_steps_finish_before_the_worker_ends_and_nobody_joins_any_more(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_steps_finish_before_the_worker_ends_and_nobody_joins_any_more(run, served):
+    async def scenario():
         async with served(continuous, predict=[step(a=True), step()], seconds=1.0) as put:
             job = put("a")
             stopping = asyncio.ensure_future(put.stop(10.0))
@@ -280,10 +257,8 @@ def test_steps_finish_before_the_worker_ends_and_nobody_joins_any_more(
     run(scenario())
 
 
-def test_async_requests_do_not_wait_for_each_other(
-    run: Callable[..., Any], fakes: ModuleType, served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_async_requests_do_not_wait_for_each_other(run, served):
+    async def scenario():
         way = partial(Async, timeout=None)
         async with served(way, size=4, seconds=1000.0) as put:
             jobs = [put(id_) for id_ in "abc"]
@@ -295,10 +270,8 @@ def test_async_requests_do_not_wait_for_each_other(
     run(scenario())
 
 
-def test_an_async_worker_is_hung_when_it_is_silent_not_when_one_takes_long(
-    run: Callable[..., Any], fakes: ModuleType, loop: Any, served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_an_async_worker_is_hung_when_it_is_silent_not_when_one_takes_long(run, loop, served):
+    async def scenario():
         way = partial(Async, timeout=60.0)
         async with served(way, seconds=50.0, predict=[fakes.echo, fakes.echo, "hang"]) as put:
             began = loop.time()
@@ -311,16 +284,10 @@ def test_an_async_worker_is_hung_when_it_is_silent_not_when_one_takes_long(
     run(scenario())
 
 
-def test_no_more_async_requests_are_under_way_than_the_limit(
-    run: Callable[..., Any],
-    loop: Any,
-    fakes: ModuleType,
-    served: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fakes, "FakeWorker", beside(fakes))
+def test_no_more_async_requests_are_under_way_than_the_limit(run, loop, served, monkeypatch):
+    monkeypatch.setattr(fakes, "FakeWorker", beside())
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(partial(Async, timeout=None, limit=2), size=1) as put:
             began = loop.time()
             jobs = [put(id_) for id_ in "abcde"]
@@ -336,12 +303,10 @@ def test_no_more_async_requests_are_under_way_than_the_limit(
 
 
 @pytest.mark.parametrize("bad", range(32))
-def test_a_bad_request_fails_alone_among_31_good_ones_at_every_place(
-    bad: int, run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
+def test_a_bad_request_fails_alone_among_31_good_ones_at_every_place(bad, run, served):
     ids = [str(place) for place in range(32)]
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(batched, size=32, predict=[picky(str(bad))]) as put:
             ends = await outcomes(put, *ids)
             assert ends.pop(bad) == f"bad: {bad}!"
@@ -352,10 +317,8 @@ def test_a_bad_request_fails_alone_among_31_good_ones_at_every_place(
     run(scenario())
 
 
-def test_the_runs_of_a_split_are_recorded_and_only_those_that_succeed_teach(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_the_runs_of_a_split_are_recorded_and_only_those_that_succeed_teach(run, served):
+    async def scenario():
         async with served(batched, size=4, predict=[picky("d")], seconds=0.1) as put:
             assert await outcomes(put, *"abcd") == ["a", "b", "c", "bad: d!"]
             await asyncio.sleep(0)
@@ -376,8 +339,8 @@ def test_the_runs_of_a_split_are_recorded_and_only_those_that_succeed_teach(
     run(scenario())
 
 
-def test_explanations_are_isolated_too(run: Callable[..., Any], served: Callable[..., Any]) -> None:
-    async def scenario() -> None:
+def test_explanations_are_isolated_too(run, served):
+    async def scenario():
         async with served(batched, size=2, predict=[picky("a")]) as put:
             put("busy")
             bad, good = put("a", Group.EXPLAIN), put("b", Group.EXPLAIN)
@@ -388,25 +351,21 @@ def test_explanations_are_isolated_too(run: Callable[..., Any], served: Callable
     run(scenario())
 
 
-def test_a_handler_whose_batches_never_work_serves_its_requests_one_by_one(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    def answer(batch: Predict) -> Reply:
+def test_a_handler_whose_batches_never_work_serves_its_requests_one_by_one(run, served):
+    def answer(batch):
         if len(batch.inputs) > 1:
             return Reply(503, "number of batch response mismatched")
         return picky()(batch)
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(batched, size=4, predict=[answer]) as put:
             assert await outcomes(put, *"abcd") == [*"abcd"]
 
     run(scenario())
 
 
-def test_isolation_can_be_switched_off_and_on_while_it_serves(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_isolation_can_be_switched_off_and_on_while_it_serves(run, served):
+    async def scenario():
         off = {"isolates": False}
         async with served(batched, size=3, batching=off, predict=[picky("a")]) as put:
             assert await outcomes(put, *"abc") == ["bad: a,b,c!"] * 3
@@ -417,10 +376,8 @@ def test_isolation_can_be_switched_off_and_on_while_it_serves(
     run(scenario())
 
 
-def test_good_requests_are_answered_however_long_others_are_bad(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_good_requests_are_answered_however_long_others_are_bad(run, served):
+    async def scenario():
         predict = [
             lambda batch: picky(*[item.id for item in batch.inputs if "x" in item.id])(batch)
         ]
@@ -432,10 +389,8 @@ def test_good_requests_are_answered_however_long_others_are_bad(
     run(scenario())
 
 
-def test_what_failed_runs_alone_when_it_is_sent_again_and_its_mates_in_full_batches(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_what_failed_runs_alone_when_it_is_sent_again_and_its_mates_in_full_batches(run, served):
+    async def scenario():
         async with served(batched, size=3, predict=[picky("x")]) as put:
             assert await outcomes(put, *"axb") == ["a", "bad: x!", "b"]
             del put.batches[:]
@@ -447,10 +402,8 @@ def test_what_failed_runs_alone_when_it_is_sent_again_and_its_mates_in_full_batc
     run(scenario())
 
 
-def test_what_failed_and_succeeds_alone_shares_batches_again(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_what_failed_and_succeeds_alone_shares_batches_again(run, served):
+    async def scenario():
         predict = [picky(), *[picky("x")] * 4, picky()]
         async with served(batched, size=2, predict=predict) as put:
             assert await outcomes(put, *"ax") == ["a", "bad: x!"]
@@ -462,10 +415,8 @@ def test_what_failed_and_succeeds_alone_shares_batches_again(
     run(scenario())
 
 
-def test_a_suspected_request_does_not_wait_for_the_window_of_others(
-    run: Callable[..., Any], loop: Any, served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_suspected_request_does_not_wait_for_the_window_of_others(run, loop, served):
+    async def scenario():
         async with served(batched, size=2, batching={"delay": 60.0}, predict=[picky("x")]) as put:
             with pytest.raises(PredictionFailed):
                 await asyncio.gather(put("a").future, put("x").future)
@@ -479,10 +430,8 @@ def test_a_suspected_request_does_not_wait_for_the_window_of_others(
     run(scenario())
 
 
-def test_batches_become_smaller_while_many_requests_fail_and_full_again_afterwards(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_batches_become_smaller_while_many_requests_fail_and_full_again_afterwards(run, served):
+    async def scenario():
         predict = [
             lambda batch: picky(*[item.id for item in batch.inputs if "x" in item.id])(batch)
         ]
@@ -500,10 +449,8 @@ def test_batches_become_smaller_while_many_requests_fail_and_full_again_afterwar
     run(scenario())
 
 
-def test_a_model_that_fails_for_all_is_tried_in_full_batches_and_hardly_split(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_model_that_fails_for_all_is_tried_in_full_batches_and_hardly_split(run, served):
+    async def scenario():
         async with served(batched, size=8, predict=[Reply(503, "broken")]) as put:
             for number in range(20):
                 await asyncio.gather(
@@ -516,10 +463,8 @@ def test_a_model_that_fails_for_all_is_tried_in_full_batches_and_hardly_split(
     run(scenario())
 
 
-def test_an_answer_that_has_begun_is_broken_off_and_its_mates_run_again(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_an_answer_that_has_begun_is_broken_off_and_its_mates_run_again(run, served):
+    async def scenario():
         of_a = Piece([Prediction(b"a0")], [0])
         replies = [picky(), [of_a, Reply(503, "no")], picky()]
         async with served(batched, size=3, predict=replies) as put:
@@ -531,10 +476,8 @@ def test_an_answer_that_has_begun_is_broken_off_and_its_mates_run_again(
     run(scenario())
 
 
-def test_a_batch_is_split_before_a_worker_that_is_to_end_does(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_batch_is_split_before_a_worker_that_is_to_end_does(run, served):
+    async def scenario():
         predict = [picky("a")]
         async with served(batched, size=2, predict=predict, seconds=1.0) as put:
             ending = asyncio.ensure_future(outcomes(put, "a", "b"))
@@ -545,10 +488,8 @@ def test_a_batch_is_split_before_a_worker_that_is_to_end_does(
     run(scenario())
 
 
-def test_a_worker_that_ends_in_the_midst_of_a_split_answers_all_it_had(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_ends_in_the_midst_of_a_split_answers_all_it_had(run, served):
+    async def scenario():
         predict = [picky("a")]
         async with served(batched, size=4, predict=predict, seconds=1.0) as put:
             ending = asyncio.ensure_future(outcomes(put, *"abcd"))
@@ -561,14 +502,11 @@ def test_a_worker_that_ends_in_the_midst_of_a_split_answers_all_it_had(
 
 @pytest.mark.parametrize("mistaken", ["batch_done", "failed_batches"])
 def test_requests_were_never_answered_where_the_server_failed_over_their_reply(
-    mistaken: str,
-    run: Callable[..., Any],
-    served: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    mistaken, run, served, monkeypatch
+):
     calls = []
 
-    def fail_once(*args: Any, **kwargs: Any) -> None:
+    def fail_once(*args, **kwargs):
         calls.append(args)
         if len(calls) == 2:
             raise RuntimeError
@@ -578,7 +516,7 @@ def test_requests_were_never_answered_where_the_server_failed_over_their_reply(
     substitute = fail_once if mistaken == "batch_done" else failing
     monkeypatch.setattr(ModelMetrics, mistaken, substitute, raising=False)
 
-    async def scenario() -> None:
+    async def scenario():
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         async with served(batched, size=4, predict=[picky("a")]) as put:
             async with asyncio.timeout(100):
@@ -589,14 +527,12 @@ def test_requests_were_never_answered_where_the_server_failed_over_their_reply(
     run(scenario())
 
 
-def test_a_worker_that_dies_in_the_midst_of_a_split_takes_nobody_along(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    def deadly(batch: Predict) -> Any:
+def test_a_worker_that_dies_in_the_midst_of_a_split_takes_nobody_along(run, served):
+    def deadly(batch):
         ids = [input_.id for input_ in batch.inputs]
         return "die" if "b" in ids and len(ids) < 4 else picky("a")(batch)
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(batched, size=4, predict=[deadly]) as put:
             assert await outcomes(put, *"abcd") == ["bad: a!", f"{DIED}!", "c", "d"]
             assert len(put.workers) == 3
@@ -609,11 +545,11 @@ def test_a_worker_that_dies_in_the_midst_of_a_split_takes_nobody_along(
 
 @pytest.mark.parametrize("isolates", [True, False])
 def test_a_batch_too_large_for_memory_is_run_in_halves_and_the_bound_remembered(
-    isolates: bool, run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
+    isolates, run, served
+):
     ids = [f"{place}" for place in range(16)]
 
-    async def scenario() -> None:
+    async def scenario():
         handler, batching = picky(fits=4), {"isolates": isolates}
         async with served(batched, size=16, batching=batching, predict=[handler]) as put:
             assert await outcomes(put, *ids) == ids
@@ -627,13 +563,11 @@ def test_a_batch_too_large_for_memory_is_run_in_halves_and_the_bound_remembered(
     run(scenario())
 
 
-def test_a_model_that_raises_above_a_size_was_split_for_ever(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    def small(batch: Predict) -> Reply:
+def test_a_model_that_raises_above_a_size_was_split_for_ever(run, served):
+    def small(batch):
         return Reply(503, "too many") if len(batch.inputs) > 2 else picky()(batch)
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(batched, size=4, predict=[small]) as put:
             for _ in range(8):
                 assert put.batcher.size == 4
@@ -647,16 +581,14 @@ def test_a_model_that_raises_above_a_size_was_split_for_ever(
     run(scenario())
 
 
-def test_a_size_that_fails_now_and_then_stays(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
+def test_a_size_that_fails_now_and_then_stays(run, served):
     counts = itertools.count()
 
-    def moody(batch: Predict) -> Reply:
+    def moody(batch):
         fails = len(batch.inputs) > 2 and next(counts) % 3
         return Reply(503, "not now") if fails else picky()(batch)
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(batched, size=4, predict=[moody]) as put:
             for _ in range(30):
                 assert await outcomes(put, *"abcd") == [*"abcd"]
@@ -665,15 +597,13 @@ def test_a_size_that_fails_now_and_then_stays(
     run(scenario())
 
 
-def test_a_request_too_large_for_memory_fails_alone_and_the_size_stays(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    def handler(batch: Predict) -> Reply:
+def test_a_request_too_large_for_memory_fails_alone_and_the_size_stays(run, served):
+    def handler(batch):
         if "c" in [input_.id for input_ in batch.inputs]:
             return Reply(507, "Out of resources")
         return picky()(batch)
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(batched, size=4, predict=[handler]) as put:
             assert await outcomes(put, *"abcd") == ["a", "b", "Out of resources!", "d"]
             assert put.batcher.size == 4
@@ -681,16 +611,14 @@ def test_a_request_too_large_for_memory_fails_alone_and_the_size_stays(
     run(scenario())
 
 
-def test_parts_run_as_sizes_that_the_model_was_compiled_for(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
+def test_parts_run_as_sizes_that_the_model_was_compiled_for(run, served):
     rows = []
 
-    def handler(batch: Predict) -> Reply:
+    def handler(batch):
         rows.append((len(batch.inputs), batch.run_as))
         return picky("g")(batch)
 
-    async def scenario() -> None:
+    async def scenario():
         batching = {"compiled_sizes": (2, 4, 8)}
         async with served(batched, size=8, batching=batching, predict=[handler]) as put:
             ends = await outcomes(put, *"abcdefg")
@@ -705,10 +633,8 @@ def test_parts_run_as_sizes_that_the_model_was_compiled_for(
 # -- death -----------------------------------------------------------------------------------------
 
 
-def test_of_a_step_those_that_have_no_piece_yet_are_run_again_when_the_worker_dies(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_of_a_step_those_that_have_no_piece_yet_are_run_again_when_the_worker_dies(run, served):
+    async def scenario():
         lives = [{"predict": [step(a=True), "die"], "seconds": 1.0}, {"predict": [step()]}]
         async with served(continuous, lives=lives) as put:
             a = put("a")
@@ -720,10 +646,8 @@ def test_of_a_step_those_that_have_no_piece_yet_are_run_again_when_the_worker_di
     run(scenario())
 
 
-def test_a_larger_batch_size_holds_from_the_next_step_on(
-    run: Callable[..., Any], served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_larger_batch_size_holds_from_the_next_step_on(run, served):
+    async def scenario():
         steps = [step(a=True), step(a=True), step()]
         async with served(continuous, size=1, predict=steps, seconds=1.0) as put:
             jobs = [put(id_) for id_ in "ab"]
@@ -735,7 +659,7 @@ def test_a_larger_batch_size_holds_from_the_next_step_on(
     run(scenario())
 
 
-def beside(fakes: ModuleType, deadly: str = "", seconds: float = 3.0, fuse: float = 0.2) -> Any:
+def beside(deadly: str = "", seconds: float = 3.0, fuse: float = 0.2) -> Any:
     """Workers of coroutines that take so long; one request ends its worker after its fuse."""
 
     class Worker(fakes.FakeWorker):  # type: ignore[name-defined, misc]
@@ -774,15 +698,11 @@ def beside(fakes: ModuleType, deadly: str = "", seconds: float = 3.0, fuse: floa
 
 @pytest.mark.parametrize("deadly", ["a", "b", "c"])
 def test_a_coroutine_that_kills_its_worker_dies_of_the_second_and_takes_nobody_along(
-    deadly: str,
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    served: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fakes, "FakeWorker", beside(fakes, deadly))
+    deadly, run, served, monkeypatch
+):
+    monkeypatch.setattr(fakes, "FakeWorker", beside(deadly))
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(partial(Async, timeout=None), size=4) as put:
             ends = await outcomes(put, "a", "b", "c")
             assert ends == [f"{DIED}!" if id_ == deadly else id_ for id_ in "abc"]
@@ -792,14 +712,11 @@ def test_a_coroutine_that_kills_its_worker_dies_of_the_second_and_takes_nobody_a
 
 
 def test_a_coroutine_that_is_known_to_kill_does_it_once_and_costs_the_others_a_repetition(
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    served: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fakes, "FakeWorker", beside(fakes, "x", seconds=0.5))
+    run, served, monkeypatch
+):
+    monkeypatch.setattr(fakes, "FakeWorker", beside("x", seconds=0.5))
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(partial(Async, timeout=None), size=4) as put:
             assert (await outcomes(put, "x", "a"))[1:] == ["a"]
             workers = len(put.workers)
@@ -818,15 +735,11 @@ def test_a_coroutine_that_is_known_to_kill_does_it_once_and_costs_the_others_a_r
 
 @pytest.mark.parametrize("deadly", ["a", "b", "c"])
 def test_a_coroutine_that_kills_late_does_it_no_more_than_three_times(
-    deadly: str,
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    served: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fakes, "FakeWorker", beside(fakes, deadly, 9.0, fuse=2.5))
+    deadly, run, served, monkeypatch
+):
+    monkeypatch.setattr(fakes, "FakeWorker", beside(deadly, 9.0, fuse=2.5))
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(partial(Async, timeout=None), size=4) as put:
             jobs = {id_: put(id_) for id_ in ("x", "a", "b", "c", "d")}
             futures = [job.future for job in jobs.values()]
@@ -839,17 +752,11 @@ def test_a_coroutine_that_kills_late_does_it_no_more_than_three_times(
 
 @pytest.mark.parametrize(("seconds", "answered_after"), [(2.0, 3 * 1.0 + 2.0), (0.3, 4 * 0.3)])
 def test_coroutines_whose_worker_died_go_one_after_the_other_at_first_and_then_together(
-    seconds: float,
-    answered_after: float,
-    run: Callable[..., Any],
-    loop: Any,
-    fakes: ModuleType,
-    served: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fakes, "FakeWorker", beside(fakes, seconds=seconds))
+    seconds, answered_after, run, loop, served, monkeypatch
+):
+    monkeypatch.setattr(fakes, "FakeWorker", beside(seconds=seconds))
 
-    async def scenario() -> None:
+    async def scenario():
         async with served(partial(Async, timeout=None), size=4) as put:
             ending = asyncio.ensure_future(outcomes(put, "a", "b", "c"))
             await asyncio.sleep(0.1)
@@ -872,20 +779,13 @@ FATES = st.lists(
 @settings(max_examples=60)
 @given(FATES, st.integers(1, 8), st.booleans(), st.booleans(), st.integers(1, 8))
 def test_everybody_is_answered_once_and_only_the_guilty_fail(
-    way: Any,
-    fakes: ModuleType,
-    served: Callable[..., Any],
-    fates: list[str],
-    size: int,
-    isolates: bool,
-    retries: bool,
-    fits: int,
-) -> None:
+    way, served, fates, size, isolates, retries, fits
+):
     fate_of = {str(place): fate for place, fate in enumerate(fates)}
-    deaths: Counter[str] = Counter()
-    answered: list[str] = []
+    deaths = Counter()
+    answered = []
 
-    def handler(batch: Predict) -> Any:
+    def handler(batch):
         ids = [input_.id for input_ in batch.inputs]
         here = {fate_of.get(id_) for id_ in ids}
         if "kills" in here or "hangs" in here:
@@ -896,7 +796,7 @@ def test_everybody_is_answered_once_and_only_the_guilty_fail(
             answered.extend(ids)
         return reply
 
-    async def scenario() -> None:
+    async def scenario():
         batching = {"isolates": isolates, "retries": retries}
         async with served(way, size=size, batching=batching, predict=[handler]) as put:
             busy = put("busy")

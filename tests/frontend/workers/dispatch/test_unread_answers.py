@@ -1,11 +1,9 @@
 """Answers in pieces whose readers are slow: reports to workers of coroutines, and deadlines."""
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
-from types import ModuleType
-from typing import Any
 
+import fakes
 import pytest
 
 from marserve.backend.protocol import STREAM_WINDOW, Piece, Prediction
@@ -37,14 +35,8 @@ async def read(stream: Stream, count: int) -> None:
         pytest.param(2 * STREAM_WINDOW, [2 * STREAM_WINDOW] * 10, id="large pieces"),
     ],
 )
-def test_what_a_client_has_read_is_reported_if_it_is_much(
-    size: int,
-    reported: list[int],
-    run: Callable[..., Any],
-    fakes: ModuleType,
-    served: Callable[..., Any],
-) -> None:
-    async def scenario() -> None:
+def test_what_a_client_has_read_is_reported_if_it_is_much(size, reported, run, served):
+    async def scenario():
         async with served(partial(Async, timeout=None), predict=[pieces(11, size)]) as put:
             stream = await put("a").future
             await fakes.drain_loop()
@@ -58,10 +50,8 @@ def test_what_a_client_has_read_is_reported_if_it_is_much(
 
 
 @pytest.mark.parametrize("is_started", [True, False])
-def test_what_nobody_reads_is_reported_so_that_no_handler_waits(
-    is_started: bool, run: Callable[..., Any], fakes: ModuleType, served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_what_nobody_reads_is_reported_so_that_no_handler_waits(is_started, run, served):
+    async def scenario():
         replies = pieces(8, QUARTER)
         async with served(partial(Async, timeout=None), seconds=1.0, predict=[replies]) as put:
             job = put("a")
@@ -79,10 +69,8 @@ def test_what_nobody_reads_is_reported_so_that_no_handler_waits(
     run(scenario())
 
 
-def test_other_workers_get_no_reports(
-    run: Callable[..., Any], fakes: ModuleType, served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_other_workers_get_no_reports(run, served):
+    async def scenario():
         replies = pieces(8, QUARTER)
         async with served(partial(Batched, timeout=None), predict=[replies]) as put:
             stream = await put("a").future
@@ -94,10 +82,8 @@ def test_other_workers_get_no_reports(
     run(scenario())
 
 
-def test_a_worker_that_waits_for_a_client_is_not_hung(
-    run: Callable[..., Any], fakes: ModuleType, loop: Any, served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_waits_for_a_client_is_not_hung(run, loop, served):
+    async def scenario():
         replies = pieces(3, STREAM_WINDOW // 2)
         async with served(partial(Async, timeout=60.0), predict=[replies]) as put:
             stream = await put("a").future
@@ -113,9 +99,9 @@ def test_a_worker_that_waits_for_a_client_is_not_hung(
 
 
 def test_an_answer_that_does_not_continue_is_broken_off_while_others_are_answered(
-    run: Callable[..., Any], fakes: ModuleType, loop: Any, served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+    run, loop, served
+):
+    async def scenario():
         replies = [pieces(1, 1), *[fakes.echo] * 8]
         async with served(partial(Async, timeout=60.0), seconds=50.0, predict=replies) as put:
             stream = await put("a").future
@@ -131,10 +117,8 @@ def test_an_answer_that_does_not_continue_is_broken_off_while_others_are_answere
     run(scenario())
 
 
-def test_an_answer_whose_client_does_not_read_waits_while_others_are_answered(
-    run: Callable[..., Any], fakes: ModuleType, served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_an_answer_whose_client_does_not_read_waits_while_others_are_answered(run, served):
+    async def scenario():
         replies = [pieces(3, STREAM_WINDOW // 2), *[fakes.echo] * 8]
         async with served(partial(Async, timeout=60.0), seconds=50.0, predict=replies) as put:
             stream = await put("a").future
@@ -146,10 +130,8 @@ def test_an_answer_whose_client_does_not_read_waits_while_others_are_answered(
     run(scenario())
 
 
-def test_a_worker_that_has_all_of_its_window_is_hung_if_it_is_silent(
-    run: Callable[..., Any], fakes: ModuleType, loop: Any, served: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+def test_a_worker_that_has_all_of_its_window_is_hung_if_it_is_silent(run, loop, served):
+    async def scenario():
         replies = pieces(2, STREAM_WINDOW // 2)
         async with served(partial(Async, timeout=60.0), predict=[replies]) as put:
             stream = await put("a").future

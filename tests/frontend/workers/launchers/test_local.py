@@ -11,11 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import fakes
 import psutil
 import pytest
 
@@ -88,31 +87,31 @@ class Machine:
     def __init__(self, process: LocalProcess, connection: WorkerConnection) -> None:
         self.process, self.connection = process, connection
 
-    async def do(self, fakes: ModuleType, task: str) -> bytes:
+    async def do(self, task: str) -> bytes:
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         batch = Predict([fakes.make_input(task.encode())])
         self.connection.predict(batch, SECONDS, reply.set_result)
         return bytes((await asyncio.wait_for(reply, SECONDS)).predictions[0].body)
 
-    def ask(self, fakes: ModuleType, task: str) -> None:
+    def ask(self, task: str) -> None:
         """Give it a task from which no answer will come."""
         batch = Predict([fakes.make_input(task.encode())])
         self.connection.predict(batch, SECONDS, lambda _: None)
 
 
 @pytest.fixture(params=["spawn", "forkserver", "command"])
-def way(request: pytest.FixtureRequest) -> str:
+def way(request):
     """How a process begins."""
     return str(request.param)
 
 
 @pytest.fixture
-def launcher(way: str) -> LocalLauncher:
+def launcher(way):
     return LocalLauncher("spawn" if way == "command" else way, ())
 
 
 @pytest.fixture
-def spec(way: str, tmp_path: Path) -> WorkerSpec:
+def spec(way, tmp_path):
     (tmp_path / "process_test_handler.py").write_text(HANDLER)
     return WorkerSpec(
         name="W-9000-m_1.0",
@@ -125,11 +124,11 @@ def spec(way: str, tmp_path: Path) -> WorkerSpec:
 
 
 @pytest.fixture
-def work(launcher: LocalLauncher, spec: WorkerSpec, tmp_path: Path) -> Callable[..., None]:
+def work(launcher, spec, tmp_path):
     """Run a scenario with a worker that has loaded its model; nothing may be left behind."""
     load = Load("m", str(tmp_path), "process_test_handler", 1, None, True, 1000, "1")
 
-    async def scene(scenario: Callable[[Machine], Awaitable[None]]) -> None:
+    async def scene(scenario):
         process = await launcher.start(spec)
         connection = await WorkerConnection.from_socket(process.sock, max_response_bytes=1000)
         try:
@@ -142,7 +141,7 @@ def work(launcher: LocalLauncher, spec: WorkerSpec, tmp_path: Path) -> Callable[
             await launcher.close()
             await asyncio.sleep(0)
 
-    def run(scenario: Callable[[Machine], Awaitable[None]], *, opens: int = 0) -> None:
+    def run(scenario, *, opens=0):
         before = open_descriptors()
         asyncio.run(asyncio.wait_for(scene(scenario), 3 * SECONDS))
         assert open_descriptors() <= before + opens
@@ -162,11 +161,9 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_a_worker_runs_in_its_directory_with_its_environment_alone(
-    work: Callable[..., None], fakes: ModuleType, tmp_path: Path
-) -> None:
-    async def scenario(machine: Machine) -> None:
-        seen = (await machine.do(fakes, "where")).decode()
+def test_a_worker_runs_in_its_directory_with_its_environment_alone(work, tmp_path):
+    async def scenario(machine):
+        seen = (await machine.do("where")).decode()
         assert str(tmp_path) in seen
         assert '"x"' in seen
         assert "HOME" not in seen
@@ -176,8 +173,8 @@ def test_a_worker_runs_in_its_directory_with_its_environment_alone(
     work(scenario)
 
 
-def test_a_worker_leaves_by_itself_when_its_wire_is_closed(work: Callable[..., None]) -> None:
-    async def scenario(machine: Machine) -> None:
+def test_a_worker_leaves_by_itself_when_its_wire_is_closed(work):
+    async def scenario(machine):
         assert not machine.process.has_exited
         machine.connection.close()
         assert await machine.process.stop(SECONDS) == 0
@@ -186,14 +183,12 @@ def test_a_worker_leaves_by_itself_when_its_wire_is_closed(work: Callable[..., N
     work(scenario)
 
 
-def test_an_executor_of_a_handler_held_up_the_end_of_its_worker(
-    work: Callable[..., None], fakes: ModuleType, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_executor_of_a_handler_held_up_the_end_of_its_worker(work, caplog):
     """Its threads end when the interpreter asks them to, as libraries write what they hold."""
     caplog.set_level(logging.INFO, logger="MODEL_LOG")
 
-    async def scenario(machine: Machine) -> None:
-        assert await machine.do(fakes, "executor") == b"done"
+    async def scenario(machine):
+        assert await machine.do("executor") == b"done"
         machine.connection.close()
         assert await machine.process.stop(SECONDS) == 0
 
@@ -201,13 +196,11 @@ def test_an_executor_of_a_handler_held_up_the_end_of_its_worker(
     assert "good bye" in "\n".join(caplog.messages).split("\n")
 
 
-def test_its_lines_come_to_the_model_log_by_stream(
-    work: Callable[..., None], fakes: ModuleType, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_its_lines_come_to_the_model_log_by_stream(work, caplog):
     caplog.set_level(logging.INFO, logger="MODEL_LOG")
 
-    async def scenario(machine: Machine) -> None:
-        await machine.do(fakes, "lines")
+    async def scenario(machine):
+        await machine.do("lines")
         machine.connection.close()
         await machine.process.stop(SECONDS)
 
@@ -227,13 +220,11 @@ def test_its_lines_come_to_the_model_log_by_stream(
 
 
 @pytest.mark.parametrize(("task", "status"), [("kill", -signal.SIGKILL), ("exit", 7)])
-def test_a_sudden_end_is_seen_with_its_status(
-    task: str, status: int, work: Callable[..., None], fakes: ModuleType
-) -> None:
-    async def scenario(machine: Machine) -> None:
-        called: list[int] = []
+def test_a_sudden_end_is_seen_with_its_status(task, status, work):
+    async def scenario(machine):
+        called = []
         machine.process.on_exit(lambda: called.append(1))
-        machine.ask(fakes, task)
+        machine.ask(task)
         await asyncio.wait_for(machine.connection.lost, SECONDS)
         assert await machine.process.stop(SECONDS) == status
         await asyncio.sleep(0)
@@ -253,11 +244,9 @@ def test_a_sudden_end_is_seen_with_its_status(
         ("forked null", "Its process ended with exit status 4.", "", "Segmentation fault"),
     ],
 )
-def test_a_worker_that_dies_leaves_how_and_where(
-    task: str, end: str, stack: str, output: str, work: Callable[..., None], fakes: ModuleType
-) -> None:
-    async def scenario(machine: Machine) -> None:
-        machine.ask(fakes, task)
+def test_a_worker_that_dies_leaves_how_and_where(task, end, stack, output, work):
+    async def scenario(machine):
+        machine.ask(task)
         await asyncio.wait_for(machine.connection.lost, SECONDS)
         assert await machine.process.exit_within(SECONDS) == end
         await machine.process.stop(0)
@@ -269,11 +258,9 @@ def test_a_worker_that_dies_leaves_how_and_where(
     work(scenario)
 
 
-def test_a_worker_that_hangs_writes_down_where(
-    work: Callable[..., None], fakes: ModuleType, tmp_path: Path, wait_for: Callable[..., Any]
-) -> None:
-    async def scenario(machine: Machine) -> None:
-        machine.ask(fakes, "hang")
+def test_a_worker_that_hangs_writes_down_where(work, tmp_path, wait_for):
+    async def scenario(machine):
+        machine.ask("hang")
         await asyncio.to_thread(wait_for, (tmp_path / "hangs").exists)
         await machine.process.write_stacks()
         assert not machine.process.has_exited
@@ -284,11 +271,11 @@ def test_a_worker_that_hangs_writes_down_where(
     work(scenario)
 
 
-def test_the_children_of_a_worker_go_with_it(work: Callable[..., None], fakes: ModuleType) -> None:
-    children: list[int] = []
+def test_the_children_of_a_worker_go_with_it(work):
+    children = []
 
-    async def scenario(machine: Machine) -> None:
-        child = int(await machine.do(fakes, "child"))
+    async def scenario(machine):
+        child = int(await machine.do("child"))
         assert not gone(child)
         children.append(os.pidfd_open(child))
 
@@ -298,11 +285,9 @@ def test_the_children_of_a_worker_go_with_it(work: Callable[..., None], fakes: M
     assert ended == children
 
 
-def test_what_a_worker_with_another_title_has_started_goes_with_it(
-    work: Callable[..., None], fakes: ModuleType
-) -> None:
-    async def scenario(machine: Machine) -> None:
-        engine = int(await machine.do(fakes, "renamed"))
+def test_what_a_worker_with_another_title_has_started_goes_with_it(work):
+    async def scenario(machine):
+        engine = int(await machine.do("renamed"))
         assert not gone(engine)
         await machine.process.stop(SECONDS, machine.connection.close)
         assert gone(engine)
@@ -311,32 +296,25 @@ def test_what_a_worker_with_another_title_has_started_goes_with_it(
 
 
 @pytest.mark.parametrize("way", ["forkserver"], indirect=True)
-def test_an_end_is_seen_though_no_thread_can_ask_for_its_status(
-    work: Callable[..., None], fakes: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: threading.Thread) -> None:
+def test_an_end_is_seen_though_no_thread_can_ask_for_its_status(work, monkeypatch):
+    def fail(_):
         raise RuntimeError("can't start new thread")
 
-    async def scenario(machine: Machine) -> None:
+    async def scenario(machine):
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", fail)
-            machine.ask(fakes, "kill")
+            machine.ask("kill")
             end = await machine.process.exit_within(SECONDS)
             assert end == "Its process ended with an unknown exit status."
 
     work(scenario)
 
 
-def test_a_search_that_fails_is_logged_and_holds_up_no_end(
-    work: Callable[..., None],
-    fakes: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def fail() -> list[int]:
+def test_a_search_that_fails_is_logged_and_holds_up_no_end(work, monkeypatch, caplog):
+    def fail():
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async def scenario(machine: Machine) -> None:
+    async def scenario(machine):
         with monkeypatch.context() as patch:
             patch.setattr(psutil, "pids", fail)
             assert await machine.process.stop(SECONDS, machine.connection.close) == 0
@@ -346,11 +324,9 @@ def test_a_search_that_fails_is_logged_and_holds_up_no_end(
     assert [each for each in caplog.messages if each.startswith(failure)]
 
 
-def test_a_worker_that_does_not_listen_is_killed(
-    work: Callable[..., None], fakes: ModuleType
-) -> None:
-    async def scenario(machine: Machine) -> None:
-        machine.ask(fakes, "deaf")
+def test_a_worker_that_does_not_listen_is_killed(work):
+    async def scenario(machine):
+        machine.ask("deaf")
         machine.connection.close()
         assert await machine.process.stop(0.01) in (-signal.SIGKILL, -signal.SIGTERM)
         assert gone(machine.process.pid)
@@ -358,12 +334,10 @@ def test_a_worker_that_does_not_listen_is_killed(
     work(scenario)
 
 
-def test_a_cancelled_stop_kills_the_worker_and_closes_what_is_open(
-    work: Callable[..., None], fakes: ModuleType
-) -> None:
-    async def scenario(machine: Machine) -> None:
+def test_a_cancelled_stop_kills_the_worker_and_closes_what_is_open(work):
+    async def scenario(machine):
         before = open_descriptors()
-        machine.ask(fakes, "deaf")
+        machine.ask("deaf")
         stopping = asyncio.ensure_future(machine.process.stop(SECONDS))
         await asyncio.sleep(0)
         stopping.cancel()
@@ -380,11 +354,9 @@ def test_a_cancelled_stop_kills_the_worker_and_closes_what_is_open(
     work(scenario)
 
 
-def test_a_stranger_that_gets_the_number_of_a_dead_worker_is_left_alone(
-    work: Callable[..., None], fakes: ModuleType
-) -> None:
-    async def scenario(machine: Machine) -> None:
-        machine.ask(fakes, "exit")
+def test_a_stranger_that_gets_the_number_of_a_dead_worker_is_left_alone(work):
+    async def scenario(machine):
+        machine.ask("exit")
         exited = asyncio.Event()
         machine.process.on_exit(exited.set)
         await asyncio.wait_for(exited.wait(), SECONDS)
@@ -417,10 +389,8 @@ def process_with_number(pid: int) -> "subprocess.Popen[bytes] | None":
     return None
 
 
-def test_a_start_nobody_waits_for_any_more_leaves_no_process(
-    launcher: LocalLauncher, spec: WorkerSpec
-) -> None:
-    async def scenario() -> None:
+def test_a_start_nobody_waits_for_any_more_leaves_no_process(launcher, spec):
+    async def scenario():
         try:
             for turns in (1, 5, 20):
                 starting = asyncio.ensure_future(launcher.start(spec))
@@ -448,10 +418,8 @@ def test_a_start_nobody_waits_for_any_more_leaves_no_process(
     assert open_descriptors() <= before
 
 
-def test_an_environment_may_be_larger_than_what_a_socket_holds(
-    launcher: LocalLauncher, spec: WorkerSpec
-) -> None:
-    async def scenario() -> None:
+def test_an_environment_may_be_larger_than_what_a_socket_holds(launcher, spec):
+    async def scenario():
         # One variable of a command line may have 128 KB.
         large = {f"LARGE_{number}": "x" * 100_000 for number in range(8)}
         environment = {**spec.environment, **large}
@@ -466,9 +434,9 @@ def test_an_environment_may_be_larger_than_what_a_socket_holds(
 
 
 def test_no_worker_could_be_started_once_the_fork_server_had_died_as_it_became_ready(
-    spec: WorkerSpec, wait_for: Callable[..., Any]
-) -> None:
-    async def scenario() -> None:
+    spec, wait_for
+):
+    async def scenario():
         launcher = LocalLauncher("forkserver")
         before = set(psutil.Process().children())
         try:
@@ -491,15 +459,12 @@ def test_no_worker_could_be_started_once_the_fork_server_had_died_as_it_became_r
 
 @pytest.mark.parametrize("way", ["forkserver"], indirect=True)
 def test_a_preloaded_module_that_hangs_costs_its_preloading_only(
-    spec: WorkerSpec,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    spec, tmp_path, monkeypatch, caplog
+):
     (tmp_path / "hanging.py").write_text("import time; time.sleep(600)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
-    async def scenario() -> None:
+    async def scenario():
         launcher = LocalLauncher("forkserver", ["hanging"], 3.0)
         try:
             process = await launcher.start(spec)
@@ -512,9 +477,7 @@ def test_a_preloaded_module_that_hangs_costs_its_preloading_only(
     assert "has not imported its modules (hanging)" in caplog.text
 
 
-def test_the_late_answer_of_a_fork_server_is_not_that_of_the_next_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_late_answer_of_a_fork_server_is_not_that_of_the_next_request(monkeypatch):
     late = """
 import socket, sys, time
 sock = socket.socket(fileno=int(sys.argv[1]))
@@ -538,17 +501,15 @@ while request := sock.recv(64):
 
 
 @pytest.mark.parametrize("way", ["forkserver"], indirect=True)
-def test_a_fork_server_was_killed_where_many_workers_start_at_once(
-    spec: WorkerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_server_was_killed_where_many_workers_start_at_once(spec, tmp_path, monkeypatch):
     """It was to have forked all of them within the time that is meant for one."""
     slow = "import os, time\nos.register_at_fork(before=lambda: time.sleep(0.15))\n"
     (tmp_path / "slow_forks.py").write_text(slow)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(fork_server, "_ANSWER_SECONDS", 1.0)
-    lost: list[int] = []
+    lost = []
 
-    async def scenario() -> None:
+    async def scenario():
         launcher = LocalLauncher("forkserver", ["slow_forks"], SECONDS, lambda: lost.append(1))
         try:
             processes = await asyncio.gather(*(launcher.start(spec) for _ in range(10)))

@@ -6,26 +6,20 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from typing import IO, Any
-
-import pytest
 
 from marserve.frontend.workers.launchers.output import OutputLog
 
 
-def test_a_grandchild_that_prints_without_end_does_not_hold_the_end_of_a_worker(
-    run: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_grandchild_that_prints_without_end_does_not_hold_the_end_of_a_worker(run, caplog):
     reading, writing = os.pipe()
     over = threading.Event()
 
-    def print_on() -> None:
+    def print_on():
         with contextlib.suppress(BrokenPipeError):
             while not over.is_set():
                 os.write(writing, b"still here\n" * 1000)
 
-    async def scenario() -> None:
+    async def scenario():
         output = OutputLog(os.fdopen(reading, "rb", buffering=0), logging.INFO, "W-9000")
         printing = threading.Thread(target=print_on)
         printing.start()
@@ -40,12 +34,10 @@ def test_a_grandchild_that_prints_without_end_does_not_hold_the_end_of_a_worker(
         run(scenario())
 
 
-def test_a_wake_up_without_data_does_not_kill_a_worker_at_its_next_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_wake_up_without_data_does_not_kill_a_worker_at_its_next_line(caplog):
     code = "import os, sys; os.write(1, b'first\\n'); sys.stdin.read(); os.write(1, b'second\\n')"
 
-    async def scenario(process: "subprocess.Popen[bytes]", stdin: IO[bytes]) -> int:
+    async def scenario(process, stdin):
         assert process.stdout is not None
         output = OutputLog(process.stdout, logging.INFO, "W-9000")
         select.select([process.stdout], [], [], 20.0)

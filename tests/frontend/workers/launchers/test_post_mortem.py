@@ -23,13 +23,11 @@ from marserve.frontend.workers.launchers.post_mortem import (
         (-35, "was killed by signal 35"),
     ],
 )
-def test_an_end_is_reported_by_its_status_or_the_name_of_its_signal(
-    status: int, phrase: str
-) -> None:
+def test_an_end_is_reported_by_its_status_or_the_name_of_its_signal(status, phrase):
     assert exit_phrase(status) == phrase
 
 
-def test_each_process_that_the_kernel_killed_is_counted_for_one_worker() -> None:
+def test_each_process_that_the_kernel_killed_is_counted_for_one_worker():
     count = 5  # of those before us
     kills = OomKills(lambda: count)
     assert not kills.was_another()
@@ -39,11 +37,11 @@ def test_each_process_that_the_kernel_killed_is_counted_for_one_worker() -> None
     assert kills.was_another()
 
 
-def test_there_is_a_counter_on_this_machine() -> None:
+def test_there_is_a_counter_on_this_machine():
     assert not OomKills().was_another()
 
 
-def test_a_process_that_has_no_handler_for_a_signal_is_distinguished_from_one_that_has() -> None:
+def test_a_process_that_has_no_handler_for_a_signal_is_distinguished_from_one_that_has():
     earlier = signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
         assert catches(os.getpid(), signal.SIGUSR2)
@@ -53,7 +51,7 @@ def test_a_process_that_has_no_handler_for_a_signal_is_distinguished_from_one_th
     assert not catches(1 << 30, signal.SIGUSR2)
 
 
-def test_what_was_written_to_a_file_of_stacks_outlives_it() -> None:
+def test_what_was_written_to_a_file_of_stacks_outlives_it():
     stacks = StackFile()
     with Path(stacks.path).open("a") as file:
         file.write("Fatal Python error: Segmentation fault\n" + "  File x\n" * 100)
@@ -71,5 +69,5 @@ def test_what_was_written_to_a_file_of_stacks_outlives_it() -> None:
         ("ValueError: no", "", "ValueError: no"),
     ],
 )
-def test_a_reason_is_what_happened_and_why(what: str, cause: str, reason: str) -> None:
+def test_a_reason_is_what_happened_and_why(what, cause, reason):
     assert Failure(what, cause, 0.0).reason == reason

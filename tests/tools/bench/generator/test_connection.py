@@ -110,7 +110,7 @@ def feed(connection: Connection, data: bytes, cuts: set[int]) -> None:
     st.lists(st.sampled_from([*WHOLE.values()]), min_size=1, max_size=4),
     st.sets(st.integers(0, 1000), max_size=60),
 )
-def test_answers_in_any_pieces(answers: list[tuple[bytes, str]], cuts: set[int]) -> None:
+def test_answers_in_any_pieces(answers, cuts):
     connection, recorder, _ = asked(len(answers))
     feed(connection, b"".join(data for data, _ in answers), cuts)
     assert recorder.answers == [(1.0 + n, kind) for n, (_, kind) in enumerate(answers)]
@@ -119,7 +119,7 @@ def test_answers_in_any_pieces(answers: list[tuple[bytes, str]], cuts: set[int])
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_an_answer_byte_by_byte_ends_with_its_last_byte(name: str) -> None:
+def test_an_answer_byte_by_byte_ends_with_its_last_byte(name):
     data, kind = WHOLE[name]
     connection, recorder, _ = asked()
     feed(connection, data[:-1], set(range(len(data))))
@@ -129,7 +129,7 @@ def test_an_answer_byte_by_byte_ends_with_its_last_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLOSING)
-def test_a_last_answer_closes_the_connection(name: str) -> None:
+def test_a_last_answer_closes_the_connection(name):
     data, kind = CLOSING[name]
     connection, recorder, transport = asked(2)
     feed(connection, data, {20, 40})
@@ -141,7 +141,7 @@ def test_a_last_answer_closes_the_connection(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNTIL_THE_END)
-def test_an_answer_without_a_length_ends_with_the_connection(name: str) -> None:
+def test_an_answer_without_a_length_ends_with_the_connection(name):
     data, kind = UNTIL_THE_END[name]
     connection, recorder, _ = asked()
     feed(connection, data, {3, 30, 50})
@@ -153,7 +153,7 @@ def test_an_answer_without_a_length_ends_with_the_connection(name: str) -> None:
 
 @pytest.mark.parametrize("error", [None, ConnectionResetError()])
 @pytest.mark.parametrize("name", CUT_SHORT)
-def test_half_an_answer_is_none(name: str, error: Exception | None) -> None:
+def test_half_an_answer_is_none(name, error):
     connection, recorder, _ = asked()
     if CUT_SHORT[name]:
         connection.data_received(CUT_SHORT[name])
@@ -170,7 +170,7 @@ def test_half_an_answer_is_none(name: str, error: Exception | None) -> None:
         b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nwhatever",
     ],
 )
-def test_what_is_no_answer_is_given_up(data: bytes) -> None:
+def test_what_is_no_answer_is_given_up(data):
     connection, recorder, transport = asked()
     connection.data_received(data)
     assert recorder.answers == [(1.0, "malformed answer")]
@@ -180,7 +180,7 @@ def test_what_is_no_answer_is_given_up(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("is_reported", [False, True])
-def test_a_request_to_a_server_that_has_hung_up_fails(is_reported: bool) -> None:
+def test_a_request_to_a_server_that_has_hung_up_fails(is_reported):
     connection, recorder, transport = asked()
     connection.data_received(WHOLE["length"][0])
     transport.closing = True
@@ -194,7 +194,7 @@ def test_a_request_to_a_server_that_has_hung_up_fails(is_reported: bool) -> None
     assert transport.written == [b"question"]
 
 
-def test_an_answer_that_nobody_asked_for_is_nobodys() -> None:
+def test_an_answer_that_nobody_asked_for_is_nobodys():
     connection, recorder, _ = asked()
     data, _ = WHOLE["length"]
     connection.data_received(data + data)

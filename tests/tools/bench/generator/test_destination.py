@@ -1,7 +1,6 @@
 """Where requests go."""
 
 import ssl
-from pathlib import Path
 
 import pytest
 
@@ -19,19 +18,19 @@ from marserve.tools.bench.generator.destination import Destination
         ("unix:/run/inference.sock", "localhost"),
     ],
 )
-def test_the_host_header(url: str, host: str) -> None:
+def test_the_host_header(url, host):
     assert Destination(url).host == host
 
 
 @pytest.mark.parametrize(
     "url", ["", "127.0.0.1:8080", "ftp://a", "http://a:0", "http://a:8080/ts", "unix:relative"]
 )
-def test_what_is_no_address_is_told(url: str) -> None:
+def test_what_is_no_address_is_told(url):
     with pytest.raises(BenchError, match=r"server|port"):
         _ = Destination(url).address
 
 
-def test_tls_is_for_https() -> None:
+def test_tls_is_for_https():
     assert Destination("http://a:1").tls() is None
     assert Destination("unix:/a").tls() is None
     checked = Destination("https://a:1").tls()
@@ -42,7 +41,7 @@ def test_tls_is_for_https() -> None:
     assert believed.verify_mode is ssl.CERT_NONE
 
 
-def test_certificates_that_cannot_be_used_are_told(tmp_path: Path) -> None:
+def test_certificates_that_cannot_be_used_are_told(tmp_path):
     file = tmp_path / "ca.pem"
     with pytest.raises(BenchError, match=r"file .*ca\.pem with certificates does not exist"):
         Destination("https://a:1", ca_file=str(file)).tls()

@@ -14,7 +14,7 @@ def a_record() -> Record:
     return record
 
 
-def test_it_survives_the_pipe() -> None:
+def test_it_survives_the_pipe():
     line, body = a_record().to_bytes()
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -22,13 +22,13 @@ def test_it_survives_the_pipe() -> None:
     assert Record.from_bytes(line, body) == a_record()
 
 
-def test_an_empty_one_does_too() -> None:
+def test_an_empty_one_does_too():
     line, body = Record().to_bytes()
     assert Record.body_length(line) == len(body) == 0
     assert Record.from_bytes(line, body) == Record()
 
 
-def test_two_become_one() -> None:
+def test_two_become_one():
     record = Record(array("d", [9.0]), array("d", [0.5]))
     record.extend(a_record())
     assert list(record.ended) == [9.0, 1.5, 2.5]

@@ -52,14 +52,12 @@ def rows_of(found: Session) -> list[dict[str, str]]:
     ids=["nothing", "sweep", "no answers", "refused", "automatic", "all figures", "goal"],
 )
 @pytest.mark.parametrize("recommendation", [None, FOUND, Recommendation(GOAL, None, [])])
-def test_json_is_what_the_schema_in_docs_says(
-    found: Session, recommendation: Recommendation | None
-) -> None:
+def test_json_is_what_the_schema_in_docs_says(found, recommendation):
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(parsed(found, recommendation), SCHEMA)
 
 
-def test_json_has_every_run_and_its_figures() -> None:
+def test_json_has_every_run_and_its_figures():
     document = parsed(session(run(latencies_ms=[1, 2, 3, 10], seconds=4, first_inference_ms=7)))
     ((one,),) = (point["runs"] for point in document["points"])
     assert (one["answers"], one["throughput_per_s"], one["mean_ms"]) == (4, 1, 4)
@@ -69,7 +67,7 @@ def test_json_has_every_run_and_its_figures() -> None:
 
 
 @pytest.mark.parametrize("broken", [REFUSED, run(latencies_ms=[])], ids=["refused", "no answers"])
-def test_of_a_failed_run_no_figure_is_given(broken: Any) -> None:
+def test_of_a_failed_run_no_figure_is_given(broken):
     (point,) = parsed(session(broken))["points"]
     (one,) = point["runs"]
     assert (point["status"], one["status"]) == ("failed", "failed")
@@ -83,7 +81,7 @@ def test_of_a_failed_run_no_figure_is_given(broken: Any) -> None:
 
 
 @given(st.lists(st.floats(0, 1e7), max_size=200).map(sorted))
-def test_a_histogram_holds_every_answer_within_its_limits(latencies: list[float]) -> None:
+def test_a_histogram_holds_every_answer_within_its_limits(latencies):
     buckets = histogram(latencies)
     limits = [item["up_to_ms"] for item in buckets]
     assert sum(item["count"] for item in buckets) == len(latencies)
@@ -96,7 +94,7 @@ def test_a_histogram_holds_every_answer_within_its_limits(latencies: list[float]
         assert all(item > low / 1.001 or item < 2e-6 for item in ones)
 
 
-def test_csv_has_a_row_per_run_under_columns_that_stay() -> None:
+def test_csv_has_a_row_per_run_under_columns_that_stay():
     rows = rows_of(sweep(repeat=2))
     assert [row["run"] for row in rows] == [str(number) for number in range(1, 13)]
     assert tuple(rows[0]) == CSV_COLUMNS
@@ -123,14 +121,14 @@ def test_csv_has_a_row_per_run_under_columns_that_stay() -> None:
     assert float(rows[1]["p99_ms"]) == 2 * float(rows[0]["p99_ms"])
 
 
-def test_a_run_with_a_goal_has_its_figures_in_the_last_columns() -> None:
+def test_a_run_with_a_goal_has_its_figures_in_the_last_columns():
     (row,) = rows_of(session(run(goal_ms=2.5, refused=4)))
     figures = {"goal_ms": "2.5", "in_time_percent": "25.0", "in_time_per_s": "1.0"}
     assert dict([*row.items()][-6:-1]) == {**figures, "refused": "4", "late": "2"}
     assert (row["status"], row["errors"]) == ("ok", "0")
 
 
-def test_csv_keeps_names_in_their_cells_and_runs_no_formula() -> None:
+def test_csv_keeps_names_in_their_cells_and_runs_no_formula():
     (row,) = rows_of(session(run(errors={"a,b": 1}), model='=HYPERLINK("x")\n,', allowed=1))
     assert row["model"] == '\'=HYPERLINK("x")\n,'
     assert row["errors_by_kind"] == "a,b: 1"

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pytest
 from measurements import run, session
@@ -7,7 +6,7 @@ from measurements import run, session
 from marserve.tools.bench.reports.files import check_writable, write_reports
 
 
-def test_the_reports_that_are_asked_for_are_written(tmp_path: Path) -> None:
+def test_the_reports_that_are_asked_for_are_written(tmp_path):
     paths = {kind: tmp_path / f"report.{kind}" for kind in ("json", "csv", "html")}
     write_reports(session(run()), **paths)
     assert json.loads(paths["json"].read_text())["target"]["model"] == "resnet"
@@ -15,14 +14,12 @@ def test_the_reports_that_are_asked_for_are_written(tmp_path: Path) -> None:
     assert paths["html"].read_text().startswith("<!DOCTYPE html>")
 
 
-def test_no_report_is_written_that_nobody_asked_for(tmp_path: Path) -> None:
+def test_no_report_is_written_that_nobody_asked_for(tmp_path):
     write_reports(session(run()), csv=tmp_path / "one.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["one.csv"]
 
 
-def test_what_cannot_be_written_is_told_and_keeps_no_other_from_being_written(
-    tmp_path: Path,
-) -> None:
+def test_what_cannot_be_written_is_told_and_keeps_no_other_from_being_written(tmp_path):
     (tmp_path / "folder.csv").mkdir()
     missing = tmp_path / "missing" / "report.json"
     with pytest.raises(OSError) as output:
@@ -36,7 +33,7 @@ def test_what_cannot_be_written_is_told_and_keeps_no_other_from_being_written(
     assert (tmp_path / "a.html").is_file()
 
 
-def test_looking_whether_a_report_can_be_written_leaves_no_trace(tmp_path: Path) -> None:
+def test_looking_whether_a_report_can_be_written_leaves_no_trace(tmp_path):
     old = tmp_path / "old.json"
     old.write_text("yesterday")
     check_writable(old)

@@ -81,7 +81,7 @@ def page_text(name: str, recommendation: str = "none") -> str:
     ("name", "recommendation"),
     [*((name, "none") for name in SESSIONS), ("one", "unmet"), ("hostile", "found")],
 )
-def test_the_page_stands_alone_and_runs_nothing(name: str, recommendation: str) -> None:
+def test_the_page_stands_alone_and_runs_nothing(name, recommendation):
     text = page_text(name, recommendation)
     page = Page(text)
     assert not {"script", "img", "link", "iframe", "object", "base", "form"} & set(page.tags)
@@ -92,7 +92,7 @@ def test_the_page_stands_alone_and_runs_nothing(name: str, recommendation: str) 
 
 
 @pytest.mark.parametrize("name", ["nothing", "sweep", "many", "failed"])
-def test_every_id_is_the_only_one_and_every_reference_has_its_aim(name: str) -> None:
+def test_every_id_is_the_only_one_and_every_reference_has_its_aim(name):
     text = page_text(name)
     page = Page(text)
     ids = page.values("id")
@@ -102,7 +102,7 @@ def test_every_id_is_the_only_one_and_every_reference_has_its_aim(name: str) -> 
     assert set(aims) <= set(ids)
 
 
-def test_what_comes_from_outside_stays_text() -> None:
+def test_what_comes_from_outside_stays_text():
     page = Page(page_text("hostile", "found"))
     assert HOSTILE in page.text("h1")
     assert HOSTILE in page.text("title")
@@ -112,7 +112,7 @@ def test_what_comes_from_outside_stays_text() -> None:
 
 
 @pytest.mark.parametrize("name", ["one", "sweep", "failed"])
-def test_the_page_has_every_number_that_the_terminal_shows(name: str) -> None:
+def test_the_page_has_every_number_that_the_terminal_shows(name):
     summaries = summarise(SESSIONS[name])
     columns = Columns.of(summaries)
     page = Page(page_text(name))
@@ -124,7 +124,7 @@ def test_the_page_has_every_number_that_the_terminal_shows(name: str) -> None:
         assert cell in text + page.text("th")
 
 
-def test_the_page_is_readable_without_seeing_it() -> None:
+def test_the_page_is_readable_without_seeing_it():
     page = Page(page_text("sweep", "found"))
     assert ("html", "lang", "en") in page.attributes
     assert page.tags.count("h1") == 1
@@ -137,7 +137,7 @@ def test_the_page_is_readable_without_seeing_it() -> None:
     }
 
 
-def test_a_sweep_is_drawn_as_curve_distribution_and_timeline() -> None:
+def test_a_sweep_is_drawn_as_curve_distribution_and_timeline():
     page = Page(page_text("sweep"))
     assert re.findall(r"[A-Z][a-z ]+", page.text("figcaption"))
     assert page.text("h3").startswith("Throughput and latency")
@@ -145,27 +145,25 @@ def test_a_sweep_is_drawn_as_curve_distribution_and_timeline() -> None:
         assert title in page.text("h3")
 
 
-def test_more_lines_than_can_be_told_apart_get_a_picture_more() -> None:
+def test_more_lines_than_can_be_told_apart_get_a_picture_more():
     page = Page(page_text("many"))
     assert "Latency by percentile (3 of 3)" in page.text("h3")
 
 
-def test_points_that_failed_are_not_drawn_and_that_is_said() -> None:
+def test_points_that_failed_are_not_drawn_and_that_is_said():
     page = Page(as_html(session(run(Point(clients=1)), run(Point(clients=2)), REFUSED)))
     assert "Points that FAILED are left out: 1." in page.text("figcaption")
     assert "500" not in page.text("svg")
     assert "FAILED" in page.text("td")
 
 
-def test_where_all_failed_there_is_nothing_to_draw() -> None:
+def test_where_all_failed_there_is_nothing_to_draw():
     page = Page(page_text("failed"))
     assert "svg" not in page.tags
     assert "No run succeeded: there is nothing to draw." in page.text("p")
 
 
-def test_without_matplotlib_the_page_says_what_is_missing_and_has_the_tables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_matplotlib_the_page_says_what_is_missing_and_has_the_tables(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "marserve.tools.bench.reports.plots", raising=False)
     page = Page(as_html(SESSIONS["sweep"]))
@@ -174,7 +172,7 @@ def test_without_matplotlib_the_page_says_what_is_missing_and_has_the_tables(
     assert page.text("td")
 
 
-def test_pictures_take_their_colours_from_the_page() -> None:
+def test_pictures_take_their_colours_from_the_page():
     text = page_text("sweep")
     pictures = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert set(re.findall(r"#[0-9a-f]{6}\b", pictures)) == set()
@@ -184,13 +182,13 @@ def test_pictures_take_their_colours_from_the_page() -> None:
     assert all(defined.count(name) == 2 for name in used)  # light and dark
 
 
-def test_a_recommendation_is_told_with_the_lines_to_paste() -> None:
+def test_a_recommendation_is_told_with_the_lines_to_paste():
     page = Page(page_text("one", "found"))
     assert "Recommended for p99 within 50 ms" in page.text("p")
     assert "minWorkers: 1\nmaxWorkers: 1\nbatchSize: 1" in page.text("code")
 
 
-def test_that_nothing_meets_the_goal_is_told() -> None:
+def test_that_nothing_meets_the_goal_is_told():
     page = Page(page_text("one", "unmet"))
     assert "Nothing that was tried meets the goal" in page.text("p")
     assert "unmet" in " ".join(page.values("class"))

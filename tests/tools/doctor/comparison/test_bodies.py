@@ -68,7 +68,7 @@ def test_members_that_are_not_compared():
 
 
 def test_parts_are_compared_one_by_one():
-    def form(*numbers: float) -> tuple[bytes, str]:
+    def form(*numbers):
         return multipart([(f"p{at}", b"[%f]" % of, "application/json", "") for at, of in
                           enumerate(numbers)])  # fmt: skip
 
@@ -83,7 +83,7 @@ def test_parts_are_compared_one_by_one():
 
 
 def test_parts_within_a_part_are_its_content():
-    def form(depth: int, content: str) -> str:
+    def form(depth, content):
         heads = [
             f"--b{at}\r\nContent-Type: multipart/mixed; boundary=b{at + 1}\r\n\r\n"
             for at in range(depth)
