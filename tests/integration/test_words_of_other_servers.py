@@ -1,5 +1,6 @@
 """Words of other servers, and names that nobody reads: on every surface they mean or are told."""
 
+import itertools
 import json
 
 import grpc
@@ -53,7 +54,7 @@ CALLED_OTHERWISE = {
     "NUM_STREAMS=2": "here it is the number of workers: initial_workers, or min_worker and "
     "max_worker.",
 }
-SURFACES = ("query", "json", "camel_json", "put", "put_json", "yaml", "camel_yaml", "models")
+SURFACES = ("query", "json", "camel_json", "put", "put_json", "yaml", "camel_yaml")
 
 
 def values_of(words: str) -> dict[str, object]:
@@ -117,7 +118,7 @@ def is_foreign(values):
     return all(name.startswith(("performance_", "batchable", "allow_auto_")) for name in values)
 
 
-@pytest.fixture(params=[each for each in SURFACES if each != "models"])
+@pytest.fixture(params=SURFACES)
 def door(server, make_archive, request):
     return Door(server, make_archive, request.param)
 
@@ -129,12 +130,19 @@ def name(server, request):
     server.management("DELETE", f"/models/{name}")
 
 
+def by_surfaces(table):
+    """All words in a query, and one of them on each other surface: all have one reader."""
+    others = zip(SURFACES[1:], itertools.cycle(table), strict=False)
+    pairs = [*itertools.product(SURFACES[:1], table), *others]
+    return pytest.mark.parametrize(("door", "words"), pairs, indirect=["door"])
+
+
 def assert_means(described, meant) -> None:
     have = {**described, **described["batching"]}
     assert {key: have[key] for key in meant} == meant
 
 
-@pytest.mark.parametrize("words", MEANT)
+@by_surfaces(MEANT)
 def test_a_word_means_the_same_everywhere(door, name, words):
     answer = door.say(name, words)
     assert answer.status_code == 200, answer.text
@@ -142,7 +150,7 @@ def test_a_word_means_the_same_everywhere(door, name, words):
     assert_means(door.server.describe(name), MEANT[words])
 
 
-@pytest.mark.parametrize("words", REFUSED)
+@by_surfaces(REFUSED)
 def test_a_wrong_or_contradicting_word_is_refused_everywhere(door, name, words):
     if door.surface in ("yaml", "camel_yaml") and " batch_size" in words:
         words = words.replace("batch_size", "batchSize")
@@ -153,7 +161,7 @@ def test_a_wrong_or_contradicting_word_is_refused_everywhere(door, name, words):
     assert expected.partition(":")[2] in told or expected in told, told
 
 
-@pytest.mark.parametrize("words", CALLED_OTHERWISE)
+@by_surfaces(CALLED_OTHERWISE)
 def test_a_name_that_we_have_another_for_is_told_with_it(door, name, words):
     answer = door.say(name, words)
     if "yaml" in door.surface:  # where it may be the handler's
