@@ -76,7 +76,7 @@ def test_what_it_says_follows_settings_workers_and_costs(server, install):
 
 
 def test_a_model_that_gains_nothing_by_batches_wants_none(server, make_archive):
-    source = KNOWN_COST.replace("0.020 + 0.002", "0.000 + 0.010")
+    source = KNOWN_COST.replace("0.020 + 0.002", "0.000 + 0.040")
     archive = make_archive(server.store, source, "linear", "sampleInput: MAR-INF/MANIFEST.json\n")
     register = {"batch_size": 16, "batch_policy": "adaptive", "initial_workers": 1}
     assert server.register(archive, **register).status_code == 200
