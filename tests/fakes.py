@@ -53,7 +53,7 @@ from marserve.frontend.workers.failures import Diagnostics
 _THREAD_SECONDS = 5.0
 
 
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
+class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.jump: Callable[[float], None] = lambda _seconds: None

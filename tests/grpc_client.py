@@ -98,7 +98,7 @@ def failure(call: Any) -> tuple[str, str]:
         if hasattr(answer, "__next__"):
             list(answer)
     except grpc.RpcError as error:
-        return error.code().name, error.details()  # type: ignore[attr-defined]
+        return error.code().name, error.details()
     raise AssertionError(f"It did not fail: {answer!r}")
 
 

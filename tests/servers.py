@@ -539,9 +539,6 @@ def read(connection: socket.socket, until: bytes = b"\0never") -> bytes:
     return bytes(received)
 
 
-StartServer = Callable[..., contextlib.AbstractContextManager[Server]]
-
-
 @pytest.fixture(scope="session")
 def prepare_server(tmp_path_factory):
     """Make a server that is not started; its processes end with the ``with`` block."""

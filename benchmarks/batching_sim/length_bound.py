@@ -2,11 +2,11 @@
 
 Arrivals are even and costs are known. The requests of a range of lengths that arrive within T
 seconds leave as one batch, which takes c seconds; the oldest is in time if T + c is at most the
-goal. So a range takes the share c / T of the worker. A linear program chooses the ranges, and for
-which share of the time each is served. It only keeps the sum of the shares within the worker's
-time: batches never wait for each other. A batch could also leave out requests of its range, and
-arrivals that are not even have better moments, so that this is no strict bound; but the policies
-stay 3 to 5 points below it.
+goal. So a range takes the share c / T of the worker. A linear program chooses the ranges and the
+share of the time of each. It only keeps the sum of the shares within the worker's time: batches
+never wait for each other. A batch could also leave out requests of its range, and
+uneven arrivals have better moments: this is not a strict bound. The policies stay 4 to 7 points
+below it.
 
 Without a further condition the best schedule for both numbers refuses requests a little shorter
 than the longest tenth. With ``is_fair`` no length is served more often than a shorter one.

@@ -28,7 +28,7 @@ _MAX_KEY = 200  # characters
 _UNUSABLE = "unusable value"  # the key of such a value in JSON
 _MAX_SAMPLES = 100  # more are refused in any case
 #: The end of a sentence about a model-config.yaml such as ``batchSize:4``.
-NO_MAP = "is no map of keys, so that none of its settings count"
+NOT_A_MAP = "is not a map of keys: none of its settings count"
 _GPU = re.compile(r"cuda(?::(\d{1,4}))?", re.ASCII)
 
 
@@ -111,7 +111,7 @@ def read_model_yaml(path: Path) -> Mapping[str, Any]:
     if isinstance(parsed, dict):
         return parsed
     if parsed is not None:
-        logger.error("%s %s: %s", path.name, NO_MAP, short_repr(parsed))
+        logger.error("%s %s: %s", path.name, NOT_A_MAP, short_repr(parsed))
     return {}
 
 

@@ -98,7 +98,7 @@ class Config:
     request_body_rate: int = _whole(0, "1000")  # bytes per second; 0: any
     response_write_timeout: float = _key(values.POSITIVE, "60")
     response_write_rate: int = _whole(0, "1000")  # bytes per second; 0: any
-    max_connections: int = _whole(0, "0")  # of a listener; 0: what descriptors allow
+    max_connections: int = _whole(0, "0")  # of a listener; 0: as many as there are descriptors
     max_client_connections: int = _whole(0, "0")  # of a listener; 0: any number
     max_bytes_in_flight: int = _whole(0, "0")  # of a listener; 0: a quarter of memory
     max_client_bytes_in_flight: int = _whole(0, "0")  # 0: half of the above

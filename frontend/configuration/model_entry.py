@@ -41,7 +41,7 @@ _MORE = Kind("a whole number, minWorkers or more", lambda _: False)
 
 
 def member(key: str, kind: Kind, attribute: str = "") -> Setting:
-    """Return the row of a member that is no setting, or has another kind than the setting."""
+    """Return the row of a member that is not a setting, or has another kind than the setting."""
     return Setting(attribute=attribute or key, key=key, name=key, kind=kind)
 
 

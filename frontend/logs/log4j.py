@@ -1,6 +1,6 @@
 """Translates a configuration of log4j 2 into a dictionary for `logging.config.dictConfig`.
 
-An appender becomes a handler, its layout a formatter. What has no counterpart is named in remarks.
+An appender becomes a handler, its layout a formatter. Remarks name the parts without a counterpart.
 Nothing is opened.
 """
 
@@ -127,7 +127,7 @@ def _our_name(name: str) -> str | None:
 
 
 def _add_handlers(appenders: list[Node], made: Translation) -> dict[str, list[str]]:
-    """Add the handlers of appenders; return the names of those that each appender stands for."""
+    """Add the handlers of appenders; return their names by appender."""
     handlers_of: dict[str, list[str]] = {}
     writers: dict[Path, str] = {}
     for node in appenders:

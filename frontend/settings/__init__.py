@@ -1,1 +1,1 @@
-"""The values of one model: which of the sources that `configuration` reads is in force."""
+"""The settings of one model, resolved from the sources that `configuration` reads."""

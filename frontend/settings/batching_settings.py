@@ -58,7 +58,7 @@ def complete_batching(batching: Batching, origins: Origins, mode: str) -> Batchi
     elif mode:
         for asked in _beyond_fixed(batching):
             source = origins.get(asked.partition("=")[0])
-            if source in FOREIGN:  # the only setting that somebody has named, perhaps
+            if source in FOREIGN:  # perhaps the only setting that was given
                 asked = f"{asked} (by {source})"
             raise ValueError(
                 f"{asked} has no meaning beside {mode}: its requests do not wait for each other, "

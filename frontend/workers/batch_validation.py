@@ -80,7 +80,7 @@ class BatchValidation:
             self._task = asyncio.create_task(self._run(message, trials), name="batch validation")
 
     def stop(self) -> None:
-        """Compare no further batches. Safe to call twice."""
+        """End the comparison. Safe to call twice."""
         if self._task is not None:
             self._task.cancel()
             self._trust()

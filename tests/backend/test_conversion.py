@@ -50,7 +50,7 @@ def test_the_place_that_cannot_be_encoded_is_reported(result, why):
 
 def test_an_object_that_fails_again_when_it_is_looked_at_is_not_reported():
     class Odd:
-        @property  # type: ignore[misc]
+        @property
         def __class__(self):
             raise RuntimeError("no class")
 

@@ -2,7 +2,6 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ import pytest
 
 from marserve.backend.debugging import DebuggedModel
 from marserve.backend.protocol import Input, Load, Part, Predict, Reply
-
-Write = Callable[[str, str], None]
 
 
 @pytest.fixture(autouse=True)

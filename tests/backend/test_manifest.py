@@ -81,7 +81,7 @@ def test_a_number_where_a_text_belongs_is_taken_by_its_literal(literal):
 def test_extensions_and_unknown_keys_come_through_untouched():
     manifest = Manifest.parse(with_field(("model", "colour"), {"rgb": [1, 2.5, None]}))
     assert manifest.extensions == {"team": "vision", "stage": 2}
-    assert manifest.raw["model"]["colour"] == {"rgb": [1, 2.5, None]}  # type: ignore[index]
+    assert manifest.raw["model"]["colour"] == {"rgb": [1, 2.5, None]}
 
 
 @pytest.mark.parametrize(

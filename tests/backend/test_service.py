@@ -227,7 +227,7 @@ def test_what_one_batch_set_of_its_answers_does_not_stick_to_the_next():
 
 def test_a_status_that_is_no_number_fails_only_its_own_request():
     def entry_point(data, context):
-        context.set_response_status("teapot", idx=1)  # type: ignore[arg-type]
+        context.set_response_status("teapot", idx=1)
         return ["a", "b"]
 
     good, bad = predict(entry_point, count=2).predictions
@@ -246,7 +246,7 @@ def test_a_status_that_is_no_number_fails_only_its_own_request():
         (PredictionException("teapot", 418), 418, "teapot"),
         (PredictionException("fine?", 299), 299, "fine?"),
         (PredictionException("too large", 413), 507, "too large"),
-        (PredictionException(ValueError("inner"), 400), 400, "inner"),  # type: ignore[arg-type]
+        (PredictionException(ValueError("inner"), 400), 400, "inner"),
         (MemoryError(), 507, "Out of resources"),
         (RuntimeError("CUDA out of memory"), 507, "Out of resources"),
         (ValueError("no CUDA device"), 507, "Out of resources"),
@@ -562,15 +562,15 @@ def test_requests_of_a_coroutine_have_a_context_of_their_own():
     both = asyncio.Event()
 
     async def handle(data, context):
-        context.seen.append(context.get_request_id())  # type: ignore[attr-defined]
+        context.seen.append(context.get_request_id())
         if context.get_request_id() == "b":
             both.set()
         await both.wait()
-        return [f"{context.get_request_id()} {context.seen}"]  # type: ignore[attr-defined]
+        return [f"{context.get_request_id()} {context.seen}"]
 
     async def scenario():
         context = make_context()
-        context.seen = []  # type: ignore[attr-defined]
+        context.seen = []
         service = Service(handle, context)
         return await asyncio.gather(
             *(service.predict_request(Predict([make_input(id_=each)])) for each in "ab")
@@ -582,10 +582,10 @@ def test_requests_of_a_coroutine_have_a_context_of_their_own():
 
 def test_a_context_with_what_cannot_be_copied_serves_coroutines():
     async def handle(data, context):
-        return [context.lock is lock and context.model is model]  # type: ignore[attr-defined]
+        return [context.lock is lock and context.model is model]
 
     context, lock, model = make_context(), threading.Lock(), object()
-    context.lock, context.model = lock, model  # type: ignore[attr-defined]
+    context.lock, context.model = lock, model
     reply = asyncio.run(Service(handle, context).predict_request(Predict([make_input()])))
     assert bytes(reply.predictions[0].body) == b"true"
 

@@ -116,7 +116,7 @@ def test_what_waits_for_a_reader_goes_on_when_the_answer_is_complete(serving):
         context.send_intermediate([bytes(WINDOW + 1)])
         waiting = [asyncio.create_task(wait(context)) for _ in range(2)]
         await asyncio.sleep(0)
-        context.waiting = waiting  # type: ignore[attr-defined]  # referred to until they end
+        context.waiting = waiting  # referred to until they end
         return [str(len(ended))]
 
     frontend = serving(handle)

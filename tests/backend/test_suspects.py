@@ -166,7 +166,7 @@ class Hostile:
     def __eq__(self, other: object) -> bool:
         raise AssertionError("compared")
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 def test_objects_of_the_handler_are_not_compared():

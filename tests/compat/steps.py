@@ -130,7 +130,7 @@ class Setting:
 
 def manage(line: str, note: str = "", **more: object) -> Ask:
     """A request to the management listener."""
-    return Ask(line, note, to="management", **more)  # type: ignore[arg-type]
+    return Ask(line, note, to="management", **more)
 
 
 def predict(model: str, body: bytes | str | None = b"x", kind: str = OCTETS, note: str = "") -> Ask:

@@ -94,7 +94,7 @@ def test_no_file(tmp_path):
     with pytest.raises(metric_cache_errors.MetricsCacheIOError, match=r"gone\.yaml"):
         MetricsCacheYamlImpl(str(tmp_path / "gone.yaml"))
     with pytest.raises(metric_cache_errors.MetricsCacheTypeError):
-        MetricsCacheYamlImpl(None)  # type: ignore[arg-type]
+        MetricsCacheYamlImpl(None)
 
 
 def test_a_missing_metric(cache):
@@ -130,9 +130,9 @@ def test_each_call_measures_the_host_once(caplog):
 def test_a_custom_module_is_measured():
     mine = types.ModuleType("mine")
     called = []
-    mine.cats = lambda: called.append("cats")  # type: ignore[attr-defined]
-    mine.collect_gpu_metrics = lambda gpus: called.append(gpus)  # type: ignore[attr-defined]
-    mine._helper = lambda: called.append("never")  # type: ignore[attr-defined]
+    mine.cats = lambda: called.append("cats")
+    mine.collect_gpu_metrics = lambda gpus: called.append(gpus)
+    mine._helper = lambda: called.append("never")
     system_metrics.collect_all(mine, 3)
     assert called == ["cats", 3]
 

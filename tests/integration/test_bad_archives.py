@@ -224,7 +224,7 @@ def test_a_model_yaml_that_is_broken_fails_the_load(server, make_archive):
 def test_a_model_yaml_without_keys_is_an_error_in_the_log(server, make_archive, capsys):
     archive = make_archive(server.store, GOOD, "keyless", "batchSize:4\nmaxBatchDelay:5\n")
     assert server.register(archive).status_code == 200
-    told = "is no map of keys, so that none of its settings count"
+    told = "is not a map of keys: none of its settings count"
     server.wait_logged("ts_log.log", f"{told}: 'batchSize:4 maxBatchDelay:5'")
     assert doctor([str(archive)]) == 0
     assert told in capsys.readouterr().out

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
@@ -27,7 +27,6 @@ def handle(data, context):
 EMPTY = "def handle(data, context): return data and [b'' for _ in data]"
 SCHEMES = ("light", "dark")
 PHONE = 360
-OpenPage = Callable[..., Page]
 
 expect.set_options(timeout=PATIENCE * 1000)
 

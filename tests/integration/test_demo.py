@@ -4,9 +4,7 @@ import socket
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from servers import Gate, held_import
 pytestmark = pytest.mark.integration
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "resnet152" / "demo.py"
-
-PrepareServer = Callable[..., AbstractContextManager[Any]]
 
 
 def run_demo(

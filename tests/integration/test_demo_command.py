@@ -5,8 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,6 @@ import pytest
 from servers import Gate, held_import, wait_for
 
 pytestmark = pytest.mark.integration
-
-PrepareServer = Callable[..., AbstractContextManager[Any]]
 
 
 def start_demo(server: Any, *arguments: str, **environment: str) -> "subprocess.Popen[str]":

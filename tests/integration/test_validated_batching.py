@@ -178,6 +178,17 @@ def test_a_warning_instead_of_a_refusal(server, register):
 MIXING = "return [sum(rows) / len(rows) for _ in rows]"
 
 
+def not_batched(server, name, answer):
+    """Check that an answer warns of mixed rows; return the description of batching, and this."""
+    (warning,) = answer.json()["warnings"]
+    assert warning.startswith("validateBatching: batching changes answers: in batches of 2 at ")
+    assert warning.endswith("; so batch_size stays 1 unless a number is set.")
+    batching = server.describe(name)["batching"]
+    assert (batching["size"], batching["isAutomatic"]) == (1, True)
+    assert batching["why"].startswith("batching changes answers: ")
+    return batching, warning
+
+
 @pytest.mark.parametrize(
     ("config", "query"),
     [
@@ -193,12 +204,7 @@ def test_a_model_that_mixes_its_rows_is_not_batched_by_a_hint(server, register, 
         source(f"import time; time.sleep(0.002)\n        {MIXING}"), config, **how
     )
     assert answer.status_code == 200, answer.text
-    (warning,) = answer.json()["warnings"]
-    assert warning.startswith("validateBatching: batching changes answers: in batches of 2 at ")
-    assert warning.endswith("; so batch_size stays 1 unless a number is set.")
-    batching = server.describe(name)["batching"]
-    assert (batching["size"], batching["isAutomatic"]) == (1, True)
-    assert batching["why"].startswith("batching changes answers: ")
+    batching, _ = not_batched(server, name, answer)
     assert batching["optimalNumberOfRequests"] in (1, 2)
     server.wait_logged("model_log.log", "batching changes answers")
     server.management("PUT", f"/models/{name}", params={"batch_size": 4})
@@ -240,12 +246,7 @@ def test_a_served_model_that_mixes_its_rows_is_not_batched_by_a_hint(
         answer = server.management("PUT", f"/models/{name}", params=query)
     assert set(found) == {"right"}
     assert answer.status_code == 200, answer.text
-    (warning,) = answer.json()["warnings"]
-    assert warning.startswith("validateBatching: batching changes answers: in batches of 2 at ")
-    assert warning.endswith("; so batch_size stays 1 unless a number is set.")
-    batching = server.describe(name)["batching"]
-    assert (batching["size"], batching["isAutomatic"]) == (1, True)
-    assert batching["why"].startswith("batching changes answers: ")
+    batching, warning = not_batched(server, name, answer)
     assert batching["validation"]["failure"] == warning.removeprefix("validateBatching: ")[:-1]
     server.wait_logged("ts_log.log", "batching changes answers")
 

@@ -34,7 +34,7 @@ def load(**changes: object) -> Load:
         "max_response_bytes": 1000,
         "server_version": "1",
     }
-    return Load(**{**members, **changes})  # type: ignore[arg-type]
+    return Load(**{**members, **changes})
 
 
 def batch(number: int = 1) -> Predict:
@@ -164,7 +164,7 @@ def test_all_ranks_get_a_batch_and_the_first_one_answers(make_team):
             connection.send(Piece([Prediction(b"piece")], [0], number=number))
             connection.send(Reply(predictions=[Prediction(b"end")], number=number))
         replies = [team.frontend.receive() for _ in range(2)]
-        assert [each.predictions[0].body for each in replies] == [b"piece", b"end"]  # type: ignore[union-attr]
+        assert [each.predictions[0].body for each in replies] == [b"piece", b"end"]
 
 
 def test_in_a_pipeline_the_first_rank_alone_gets_the_batches(make_team):
@@ -216,7 +216,7 @@ def test_a_socket_is_handed_out_once(rank):
         address = offer("x", theirs, 2)
         _, connection = fetch_connection(address, 0)
         connection.detach().close()
-        for other in connection._followers:  # type: ignore[attr-defined]
+        for other in connection._followers:
             other.detach().close()
         if rank == 1:  # all have theirs: nobody is there any more
             fetch_connection(address, 1)[1].detach().close()

@@ -1,5 +1,4 @@
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ from marserve.backend.protocol import Input, Load, Part, Predict, Profile
 from marserve.backend.service import Service
 
 TICK = 0.01
-MakeProfiling = Callable[..., "Profiled"]
 
 
 class Profiled:

@@ -1,5 +1,4 @@
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,7 +13,6 @@ from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Priority
 from marserve.frontend.batching.policies import MAX_SHED, Plan, WorkerPoolState
 
-MakeQueue = Callable[..., JobQueue]
 HIGH, NORMAL, LOW = Priority
 IDLE = WorkerPoolState(1)
 SEVERAL = WorkerPoolState(4)

@@ -89,9 +89,6 @@ class Setup:
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
 
-MakeSetup = Callable[..., Setup]
-
-
 @pytest.fixture
 def make_setup(loop):
     """A batcher of these settings; by default a window of a second, four to a batch."""

@@ -1,5 +1,4 @@
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +9,6 @@ from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.policies import Greedy, Plan, WorkerPoolState
 
 COMPILED = (1, 4, 8)
-MakeQueue = Callable[..., JobQueue]
 IDLE = WorkerPoolState(1)
 
 

@@ -92,7 +92,7 @@ def test_the_queue_is_in_order_and_fair_within_it(orders):
     queue = JobQueue(99)
     names = {}
     for name, order in enumerate(orders):
-        job = Job(None, 0.0, lambda _answer: None)  # type: ignore[arg-type]
+        job = Job(None, 0.0, lambda _answer: None)
         job.order = float(order)
         queue.append(job)
         names[job] = name

@@ -1,12 +1,10 @@
 import math
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from marserve.frontend.batching.batches import Reason
-from marserve.frontend.batching.job_queue import JobQueue
 from marserve.frontend.batching.jobs import Job, Priority
 from marserve.frontend.batching.learning.latency_model import LatencyModel
 from marserve.frontend.batching.policies import (
@@ -17,7 +15,6 @@ from marserve.frontend.batching.policies import (
     WorkerPoolState,
 )
 
-MakeQueue = Callable[..., JobQueue]
 IDLE = WorkerPoolState(1)
 HIGH, NORMAL, LOW = Priority
 

@@ -394,7 +394,7 @@ def test_nothing_else_names_models_beside_a_catalog(other):
 def test_a_config_cannot_be_changed():
     config = load()
     with pytest.raises(AttributeError):
-        config.job_queue_size = 5  # type: ignore[misc]  # the point of the test
+        config.job_queue_size = 5  # the point of the test
 
 
 @pytest.mark.parametrize(

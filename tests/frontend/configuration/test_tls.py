@@ -128,7 +128,7 @@ def test_a_pipe_is_not_read(authority, tmp_path):
 @pytest.mark.parametrize("count", [0, 1])
 def test_one_pem_file_alone_is_not_used(authority, count):
     paths = [None, None]
-    paths[count] = authority.folder / "key.pem"  # type: ignore[call-overload]
+    paths[count] = authority.folder / "key.pem"
     files = TlsFiles(None, PASSWORD, *paths)
     assert not files.are_configured
     server_context(files)  # with what it makes up

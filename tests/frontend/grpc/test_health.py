@@ -1,7 +1,6 @@
 """Streams that watch the readiness of the server and of its models."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,6 @@ from fakes import drain_loop
 from marserve.frontend.grpc.health import health_service
 from marserve.frontend.serving.registry import ModelRegistry
 
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 WATCHERS = 1000
 
 

@@ -1,7 +1,7 @@
 """First messages of calls: how many are read at a time, for how long, and which end for others."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -10,8 +10,6 @@ from fakes import drain_loop
 
 from marserve.frontend.errors import ServeError
 from marserve.frontend.grpc.message_reads import MessageReads
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class Context:

@@ -1,16 +1,13 @@
 """Requests of a stream: side by side, in order, bounded, and ended together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
 import pytest
 
 from marserve.frontend.grpc.messages import Answers
 from marserve.frontend.grpc.request_streams import RequestStream, StreamSequences
-
-Test = Callable[[], Coroutine[Any, Any, None]]
 
 
 async def numbers(count: int) -> AsyncIterator[int]:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -16,7 +15,6 @@ from marserve.frontend.http.router import Route
 REQUEST = b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Connect = Callable[[], Awaitable[Client]]
 
 
 async def quick(_request: HttpRequest) -> HttpResponse:

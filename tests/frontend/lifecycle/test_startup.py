@@ -1,6 +1,5 @@
 import json
 import sys
-from collections.abc import Callable
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from pathlib import Path
 
@@ -46,7 +45,6 @@ def test_every_key_with_a_value_stands_in_it_and_no_secret(lines):
 
 # -- the installation ------------------------------------------------------------------------------
 
-Install = Callable[..., None]
 PIP = f"{sys.executable} -m pip"
 
 

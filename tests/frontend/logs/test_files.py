@@ -4,7 +4,6 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from marserve.frontend.logs.files import LogFile, Rollover, daily
 NOON = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
 DAY = 24 * 3600.0
 MIDNIGHT = NOON + DAY / 2
-
-Write = Callable[[str, float], None]
 
 
 @pytest.fixture

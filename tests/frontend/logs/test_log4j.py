@@ -1,6 +1,5 @@
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from marserve.frontend.logs.levels import OFF
 from marserve.frontend.logs.log4j import Translation
 
 #: Configures the logs by a file, logs something, returns the text of each file.
-Apply = Callable[..., dict[str, str]]
 
 APPENDERS = """
 <Configuration>

@@ -22,7 +22,7 @@ async def read_slowly() -> tuple[()]:
 def test_the_limit_holds_for_watchers_who_come_at_once(run):
     async def scenario():
         dashboard = Dashboard(ModelRegistry(), WorkflowRegistry(), GpuReader())
-        dashboard._read_gpus = read_slowly  # type: ignore[method-assign]
+        dashboard._read_gpus = read_slowly
         watchers = [asyncio.ensure_future(dashboard.watch(None)) for _ in range(3 * LIMIT)]
         await asyncio.sleep(0.5)
         watchers[0].cancel()

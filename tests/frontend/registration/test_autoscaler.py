@@ -1,6 +1,4 @@
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import fakes
@@ -108,8 +106,6 @@ def test_after_a_failure_it_waits_longer_and_longer_up_to_an_hour():
 
 
 # -- acting on them --------------------------------------------------------------------------------
-
-Serving = Callable[..., AbstractAsyncContextManager[ModelVersion]]
 
 
 async def set_current_count(model: ModelVersion, count: int) -> None:

@@ -27,7 +27,7 @@ def directory(tmp_path):
 
 def is_good(tokens: GivenTokens, key: str, kind: str = "inference") -> bool:
     try:
-        tokens.authorize(kind, f"Bearer {key}")  # type: ignore[arg-type]
+        tokens.authorize(kind, f"Bearer {key}")
     except InvalidToken:
         return False
     return True

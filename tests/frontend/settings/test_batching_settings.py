@@ -183,7 +183,7 @@ def test_what_the_request_mends_is_no_contradiction():
     ],
 )
 def test_where_there_are_no_batches_to_form_there_is_only_fixed(attribute, key, asked, words):
-    start = replace(PLAIN, **{attribute: True})  # type: ignore[arg-type]
+    start = replace(PLAIN, **{attribute: True})
     with pytest.raises(BadRequest, match=f"^{words} has no meaning beside {key}"):
         settings_of({"request": asked}, start)
     with pytest.raises(ArchiveRefused, match=f"{words} has no meaning beside {key}"):

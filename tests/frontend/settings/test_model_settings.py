@@ -100,7 +100,7 @@ def test_timeouts_yaml_before_models_before_request_before_server(
     yaml, models, requested, seconds, field, key, of_server, tmp_path
 ):
     settings = resolved(
-        Config(model_store=tmp_path, **{of_server: 8}),  # type: ignore[arg-type]
+        Config(model_store=tmp_path, **{of_server: 8}),
         {field: 7} if requested else None,
         {key: 5} if yaml else None,
         {key: 6} if models else None,

@@ -1,7 +1,6 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -9,8 +8,6 @@ import pytest
 import uvloop
 
 from marserve.frontend.telemetry.system import Output, run_command
-
-Run = Callable[..., Output]
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

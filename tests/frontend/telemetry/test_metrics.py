@@ -1,5 +1,4 @@
 import logging
-from collections.abc import Callable
 
 import fakes
 import pytest
@@ -20,13 +19,10 @@ def metrics():
     return Metrics("host", load_metrics_config(auto_detect=True))
 
 
-Value = Callable[[Metrics, str, dict[str, str]], float | None]
-
-
 @pytest.fixture
 def value():
     """Return the value of a sample on the page, by metrics, name and labels."""
-    return fakes.sample_value  # type: ignore[no-any-return]
+    return fakes.sample_value
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_tracestate_is_passed_on_if_opentelemetry_accepts_it_without_a_line(te
     logged = logging.getLogger("opentelemetry")
     records = []
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append
     logged.addHandler(handler)
     try:
         passed = TraceState.from_header([trace.state]).to_header()

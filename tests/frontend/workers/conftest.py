@@ -69,11 +69,11 @@ def serving_with() -> Callable[..., Any]:
             labels = {"model_name": "m", "model_version": "1.0", "hostname": "host"}
             return fakes.sample_value(metrics, name, labels) or 0.0
 
-        put.batcher = batcher  # type: ignore[attr-defined]
-        put.batches = launcher.workers[0].batches  # type: ignore[attr-defined]
-        put.workers = launcher.workers  # type: ignore[attr-defined]
-        put.counted = counted  # type: ignore[attr-defined]
-        put.stop = supervisor.stop  # type: ignore[attr-defined]
+        put.batcher = batcher
+        put.batches = launcher.workers[0].batches
+        put.workers = launcher.workers
+        put.counted = counted
+        put.stop = supervisor.stop
         try:
             yield put
         finally:

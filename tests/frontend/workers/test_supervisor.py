@@ -36,7 +36,7 @@ RETRY_SECONDS = 300.0
 class Watched(WorkerSupervisor):
     """Remembers the states it was in."""
 
-    @property  # type: ignore[override]
+    @property
     def state(self) -> WorkerState:
         return self.states[-1]
 
@@ -478,7 +478,7 @@ def test_a_timeout_says_that_it_was_one_and_leaves_the_lines_that_alerts_match(r
 
     run(scenario())
     lines = [line for record in caplog.records for line in record.getMessage().splitlines()]
-    assert caplog.records[-1].worker == "W-9000-m_1.0"  # type: ignore[attr-defined]
+    assert caplog.records[-1].worker == "W-9000-m_1.0"
     first = lines.index("Number or consecutive unsuccessful inference 1")
     assert lines[first + 1 : first + 4] == [
         "Backend worker error",

@@ -40,7 +40,7 @@ def started(threads: WorkerThreads, number: int = 0, why: str = "") -> WorkerThr
 def adjusted(threads: WorkerThreads, **options: Any) -> list[tuple[int, int]]:
     connection: Any = Connection(**options)
     threads.adjust(connection, 60.0)
-    return connection.sent  # type: ignore[no-any-return]
+    return connection.sent
 
 
 def test_a_worker_uses_its_share_and_another_share_at_once():

@@ -63,7 +63,7 @@ def opened(archive: Path, workdir: Path) -> dict[str, str]:
 
 def packed(here: Path, **options: object) -> dict[str, str]:
     """What the server finds in an archive made with these options, the manifest apart."""
-    archive = generate_model_archive(replace(CONFIG, export_path="out", **options))  # type: ignore[arg-type]
+    archive = generate_model_archive(replace(CONFIG, export_path="out", **options))
     files = opened(archive, here.parent / "work")
     assert files.pop(MANIFEST)
     return files
@@ -338,7 +338,7 @@ def test_the_other_runtime_has_its_own_built_in_handlers(name):
 
 
 def manifest_of(**options: object) -> Manifest:
-    archive = generate_model_archive(replace(CONFIG, force=True, **options))  # type: ignore[arg-type]
+    archive = generate_model_archive(replace(CONFIG, force=True, **options))
     with zipfile.ZipFile(archive) as file:
         return Manifest.parse(file.read(MANIFEST).decode())
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from marserve.frontend.archives.contents import NO_MAP
+from marserve.frontend.archives.contents import NOT_A_MAP
 from marserve.frontend.configuration.bounded_yaml import YamlTooLarge, load_yaml
 from marserve.frontend.errors import ServeError
 from marserve.frontend.settings.model_yaml import check_yaml, yaml_settings
@@ -32,7 +32,7 @@ def check_model_yaml(
         return
     if not isinstance(parsed, dict):
         if parsed is not None:
-            yield finding("model-yaml-ignored", place, f"{place} {NO_MAP}.")
+            yield finding("model-yaml-ignored", place, f"{place} {NOT_A_MAP}.")
         return
     sentences: list[str] = []
     try:

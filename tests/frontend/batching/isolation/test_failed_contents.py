@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import fakes
 import pytest
 from cpu_time import least_cpu_seconds
@@ -7,9 +5,7 @@ from cpu_time import least_cpu_seconds
 from marserve.backend.protocol import Input, Part
 from marserve.frontend.batching.isolation import failed_contents
 from marserve.frontend.batching.isolation.failed_contents import FailedContents
-from marserve.frontend.batching.jobs import Group, Job
-
-MakeJob = Callable[..., Job]
+from marserve.frontend.batching.jobs import Group
 
 
 @pytest.fixture
@@ -18,7 +14,7 @@ def job_of(loop):
 
     def make(body=b"body", *parts, group=Group.PREDICT):
         input_ = Input("id", {}, [*parts] or [Part("body", "", body)])
-        return fakes.AwaitedJob(input_, 0.0, loop.create_future(), group)  # type: ignore[no-any-return]
+        return fakes.AwaitedJob(input_, 0.0, loop.create_future(), group)
 
     return make
 

@@ -103,9 +103,6 @@ class Case:
         return {name: str(each.exception()) for name, each in answered if each.exception()}
 
 
-MakeCase = Callable[..., Case]
-
-
 @pytest.fixture
 def make_case(loop):
     return partial(Case, loop)

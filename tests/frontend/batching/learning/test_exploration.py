@@ -84,9 +84,6 @@ class Served:
         return [len(batch) for batch in self.batches if batch.reason is EXPLORATION]
 
 
-MakeServed = Callable[..., Served]
-
-
 @pytest.fixture
 def make_served(loop):
     def make(policy="adaptive", size=32, **settings):

@@ -82,9 +82,6 @@ class Setup:
         return self.batches[seen:]
 
 
-Make = Callable[..., Setup]
-
-
 @pytest.fixture
 def make(loop):
     """A greedy batcher for up to 8, by length."""

@@ -662,7 +662,7 @@ def test_a_larger_batch_size_holds_from_the_next_step_on(run, served):
 def beside(deadly: str = "", seconds: float = 3.0, fuse: float = 0.2) -> Any:
     """Workers of coroutines that take so long; one request ends its worker after its fuse."""
 
-    class Worker(fakes.FakeWorker):  # type: ignore[name-defined, misc]
+    class Worker(fakes.FakeWorker):
         async def _obey(self, message: Any, writer: Any) -> None:
             if isinstance(message, Load):
                 await super()._obey(message, writer)

@@ -206,7 +206,7 @@ def test_its_lines_come_to_the_model_log_by_stream(work, caplog):
 
     work(scenario)
     found = [
-        (r.worker, r.levelname, line)  # type: ignore[attr-defined]
+        (r.worker, r.levelname, line)
         for r in caplog.records
         if r.name == "MODEL_LOG"
         for line in r.getMessage().split("\n")

@@ -7,7 +7,7 @@ from marserve.tools.bench.generator.load import Load
 
 
 def moments(**load: object) -> list[float]:
-    return list(due_moments(Load(**load)))  # type: ignore[arg-type]
+    return list(due_moments(Load(**load)))
 
 
 @pytest.mark.parametrize("arrivals", ["poisson", "uniform"])
